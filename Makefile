@@ -34,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest
 # Touched when the installation is complete, so that a second call installs nothing.
 STAMP := $(VENV)/.installed
 
-SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' ':!tools/*.py' 'scripts/*' '*.sh')
+SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' ':!tools/*.py' ':!tools/*.txt' 'scripts/*' '*.sh')
 CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
 DOCKERFILES = $(shell git ls-files -co --exclude-standard -- '*Dockerfile')
 

@@ -74,11 +74,19 @@ class Region:
 
     def draws_rows(self) -> bool:
         """Returns True if the numbers drawn now have rows."""
-        return next(self._draws)
+        return self._known(self._draws, "draws random numbers")
 
     def is_over_rows(self) -> bool:
         """Returns True if the statistics computed now are over rows of the batch."""
-        return next(self._statistics)
+        return self._known(self._statistics, "computes statistics")
+
+    def _known(self, found: Iterator[bool], what: str) -> bool:
+        for has_rows in found:
+            return has_rows
+        raise ModelError(
+            "A layer whose call is divided must do what it did when it was traced. Received: "
+            f"{self.layer.name}, which {what} more often. Wrap the layer: nanotf.whole(layer)."
+        )
 
     # ------------------------------------------------------------------------- in and out
     def enter(self, leaf: Any) -> Any:

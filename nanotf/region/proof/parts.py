@@ -22,18 +22,22 @@ _MOST_NESTED = 6
 
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
-    """The outputs of a layer whose proof is known.
+    """The outputs of layers that are alike, and divided.
 
     Args:
         structure: structure of them.
         leaves: tuple of `Argument`.
+        draws, statistics: tuples of bool, see `verdicts.Verdict`. It has variables, too, which must
+            not stay in memory longer than their layer.
     """
 
     structure: Any
     leaves: tuple[Argument, ...]
+    draws: tuple[bool, ...]
+    statistics: tuple[bool, ...]
 
 
-_known: dict[Any, tuple[verdicts.Verdict, _Outputs] | None] = {}
+_known: dict[Any, _Outputs | None] = {}
 
 
 def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> Any:
@@ -58,16 +62,15 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     )
     if key not in _known:
         _known[key] = _proved(layer, stock, described, (args, kwargs))
-    found = _known[key]
-    if found is None:
+    outputs = _known[key]
+    if outputs is None:
         return stock(layer, *args, **kwargs)
-    verdict, outputs = found
     handles.note_use(list(map(keras_names.tf_variable, layer.trainable_variables)))
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
     tracing.parts.append(Part(pairs, [placeholder for placeholder, _ in made]))
-    tracing.draws += verdict.draws
-    tracing.statistics += verdict.statistics
+    tracing.draws += outputs.draws
+    tracing.statistics += outputs.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])
 
 
@@ -82,9 +85,7 @@ def _described(tracing: Tracing, leaf: Any) -> Any:
     return Argument.of(leaf, tracing.rows)
 
 
-def _proved(
-    layer: Any, stock: Any, described: list[Any], like: Any
-) -> tuple[verdicts.Verdict, _Outputs] | None:
+def _proved(layer: Any, stock: Any, described: list[Any], like: Any) -> _Outputs | None:
     outputs: list[Any] = []
 
     def noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,8 +94,8 @@ def _proved(
         return out
 
     subject = verdicts.layer_subject(layer, noted)
-    leaves = [None if each == "None" else each for each in described]
-    verdict = verdicts.prove(subject, leaves, like)
+    given = [None if each == "None" else each for each in described]
+    verdict = verdicts.prove(subject, given, like)
     others = verdict.losses or verdict.assigned or verdict.reads_behind or verdict.positions
     is_simple = not (verdict.whole or others)
     if not is_simple or set(verdict.factors) != {1}:
@@ -105,7 +106,8 @@ def _proved(
     if any(each is None for each in found):
         return None
     structure = tf.nest.map_structure(lambda _: 0, outputs[0])
-    return verdict, _Outputs(structure, tuple(each for each in found if each is not None))
+    leaves = tuple(each for each in found if each is not None)
+    return _Outputs(structure, leaves, verdict.draws, verdict.statistics)
 
 
 def _likeness(value: Any, depth: int = 0) -> Any:

@@ -310,7 +310,13 @@ class Reader:
     def _branch(self, operation: Any, inputs: list[State]) -> list[State]:
         if not (inputs[0].kind == WHOLE and not inputs[0].power):
             raise Coupled("takes a branch that depends on rows")
-        found = [self._call(graph, inputs[1:]) for graph in graphs.functions_of(operation)]
+        before, after = dict(self.changes), dict(self.changes)
+        found = []
+        for graph in graphs.functions_of(operation):
+            self.changes = dict(before)
+            found.append(self._call(graph, inputs[1:]))
+            after = _united(after, self.changes)
+        self.changes = after
         return [self._joined(states) for states in zip(*found, strict=True)]
 
     def _joined(self, states: Iterable[State]) -> State:
@@ -320,7 +326,7 @@ class Reader:
 
     def _loop(self, operation: Any, inputs: list[State]) -> list[State]:
         condition, body = graphs.functions_of(operation)
-        states = list(inputs)
+        states, before = list(inputs), dict(self.changes)
         for _ in range(10):
             failures, changes = len(self.failures), dict(self.changes)
             results = self._call(body, states)
@@ -333,6 +339,7 @@ class Reader:
             states = merged
         else:
             raise Coupled("is a loop whose values do not settle")
+        self.changes = _united(before, self.changes)
         (repeats,) = self._call(condition, states)
         if repeats.kind == UNKNOWN:
             reason: Reason = repeats.of
@@ -381,6 +388,13 @@ class Reader:
             if is_sum and read == EQUAL and source.type == "ReadVariableOp":
                 return State(CHANGED, of=self.of(source.inputs[0]).of)
         return None
+
+
+def _united(one: dict[Any, str], other: dict[Any, str]) -> dict[Any, str]:
+    """Returns the changes of code of which only a part runs."""
+    if any(other.get(key, kind) != kind for key, kind in one.items()):
+        raise Coupled("adds to a variable a sum or a mean over rows")
+    return {**one, **other}
 
 
 def _kind_of_addend(value: State) -> str:

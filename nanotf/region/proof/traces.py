@@ -173,7 +173,6 @@ class Trace:
         graph: the graph, with the gradient if `differentiate` was called.
         inputs: list of pairs of a placeholder and its `Argument`.
         outputs: list of tensors: those that the call returned, then those left in attributes.
-        structure: what the call returned.
         notes: dict of tensors, see `verdicts.noting`.
         losses: list of tensors, given to `add_loss`.
     """

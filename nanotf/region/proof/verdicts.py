@@ -110,15 +110,15 @@ class Subject:
         owner: the layer, loss or metric.
         call: function; returns its outputs and a dict of notes.
         name: str, for messages.
-        variables: sequence of the variables that it may use.
-        lists_of_losses: sequence of the lists that `add_loss` fills.
+        variables: function, returns the variables that it may use.
+        lists_of_losses: function, returns the lists that `add_loss` fills.
         layers: sequence of layers with user classes, whose attributes the call may change.
     """
 
     owner: Any
     call: Callable[..., Any]
     name: str
-    variables: Sequence[Any] = ()
+    variables: Callable[[], Sequence[Any]] = tuple
     lists_of_losses: Callable[[], list[list[Any]]] = list
     layers: Sequence[Any] = ()
 
@@ -129,7 +129,7 @@ def layer_subject(layer: Any, stock: Any) -> Subject:
         layer,
         noting(layer, stock),
         layer.name,
-        keras_names.all_variables(layer),
+        lambda: keras_names.all_variables(layer),
         lambda: keras_names.lists_of_losses(layer),
         users_layers(layer),
     )
@@ -137,6 +137,7 @@ def layer_subject(layer: Any, stock: Any) -> Subject:
 
 _VERDICTS = "_nanotf_verdicts"  # attribute of a graph: those on calls in it, and nowhere else
 _eager: weakref.WeakKeyDictionary[Any, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
+_MOST_CHANGES = 8  # proofs for one kind of arguments
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of which a warning was given
 
 
@@ -170,8 +171,20 @@ def verdict_of(
             setattr(graph, _VERDICTS, by_owner)
         known = by_owner.setdefault(subject.owner, {})
     if key not in known:
-        known[key] = prove(subject, leaves, (args, kwargs))
+        of_kind = [found for found in known if found[0] == key[0]]
+        if len(of_kind) >= _MOST_CHANGES:
+            known[key] = Verdict(_of_changes([attributes for _, attributes in (*of_kind, key)]))
+        else:
+            known[key] = prove(subject, leaves, (args, kwargs))
     return known[key]
+
+
+def _of_changes(found: Sequence[Any]) -> str:
+    names = sorted({str(one[1]) for attributes in found for one in set(attributes) ^ set(found[0])})
+    return (
+        f"numbers or texts in its attributes change from call to call ({', '.join(names)}), and its "
+        "code may depend on them"
+    )
 
 
 def warn_of_whole(subject: Subject, verdict: Verdict) -> None:
@@ -249,13 +262,8 @@ def prove(subject: Subject, leaves: Sequence[Any], like: Any) -> Verdict:
 
 def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
     rows, other_rows = _sizes(subject, leaves)
-
-    def traced_with(rows: int) -> traces.Trace:
-        return traces.trace(subject.call, subject.lists_of_losses, like, leaves, rows)
-
     with handles.watching() as used:
-        traced = traced_with(rows)
-    again = traced_with(other_rows)
+        traced, again = _traced_twice(subject, like, leaves, (rows, other_rows))
     readers = reader.Reader(rows, traces.twins(traced, again), other_rows)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
@@ -291,6 +299,29 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
     )
 
 
+def _traced_twice(
+    subject: Subject, like: Any, leaves: Sequence[Any], sizes: tuple[int, int]
+) -> tuple[traces.Trace, traces.Trace]:
+    """Traces a call with two numbers of rows, and other unknown lengths replaced if it takes them."""
+
+    def traced_with(length: int | None) -> tuple[traces.Trace, traces.Trace]:
+        one, other = (
+            traces.trace(subject.call, subject.lists_of_losses, like, leaves, rows, length)
+            for rows in sizes
+        )
+        return one, other
+
+    are_known = all(None not in a.shape for a in leaves if isinstance(a, traces.Argument))
+    try:
+        return traced_with(traces.LENGTH)
+    except Coupled:
+        raise
+    except Exception:
+        if are_known:
+            raise
+        return traced_with(None)
+
+
 def _check_parts(readers: reader.Reader, traced: traces.Trace) -> None:
     """Raises `Coupled` if layers that are proved by themselves get other inputs than they may."""
     for part in traced.tracing.parts:
@@ -305,7 +336,7 @@ def _check_parts(readers: reader.Reader, traced: traces.Trace) -> None:
 
 
 def _assigned(subject: Subject, readers: reader.Reader) -> tuple[tuple[Any, str], ...]:
-    by_handle = {id(v.handle): v for v in map(variables.plain, subject.variables)}
+    by_handle = {id(v.handle): v for v in map(variables.plain, subject.variables())}
     if not readers.changes.keys() <= by_handle.keys():
         raise Coupled("it adds sums over rows to a variable that is not the layer's")
     return tuple((by_handle[key], kind) for key, kind in readers.changes.items())
@@ -313,7 +344,7 @@ def _assigned(subject: Subject, readers: reader.Reader) -> tuple[tuple[Any, str]
 
 def _sizes(subject: Subject, leaves: Sequence[Any]) -> tuple[int, int]:
     """Returns the first two primes that no known length is a multiple of."""
-    lengths = [d for v in subject.variables for d in v.shape if d]
+    lengths = [d for v in subject.variables() for d in v.shape if d]
     lengths += [d for leaf in leaves if isinstance(leaf, traces.Argument) for d in leaf.shape if d]
     for pair in traces.SIZES:
         if all(d % rows for d in lengths for rows in pair):
