@@ -86,7 +86,9 @@ def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(y_true, y_pred, **options)
         subject = Subject(owner, lambda *a, **k: (function(*a, **k), {}), type(owner).__name__)
         verdict = verdict_of(subject, (y_true, y_pred), options, division, regions.is_data)
-        if verdict.whole or verdict.factors != (1,) or verdict.assigned or verdict.draws:
+        # Outside a region nothing sums gradients of variables, draws rows or adds changes.
+        others = (verdict.variables, verdict.assigned, verdict.draws, verdict.statistics)
+        if verdict.whole or verdict.factors != (1,) or verdict.reads_behind or any(others):
             return function(y_true, y_pred, **options)
         own = function(division.take(y_true), joined.own, **options)
         values = division.join(own)

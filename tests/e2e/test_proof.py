@@ -53,8 +53,8 @@ def branched(names: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("kind", "rows", "batch_size"),
     [
-        ("APART", 22, 9),
         ("COUPLED", 24, 8),
+        pytest.param("APART", 22, 9, marks=pytest.mark.thorough),
         pytest.param("APART", 24, 8, marks=pytest.mark.thorough),
         pytest.param("COUPLED", 22, 9, marks=pytest.mark.thorough),
     ],
