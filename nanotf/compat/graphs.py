@@ -6,7 +6,7 @@
 | `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
 | `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
-| `Operation.traceback`, `traceback_utils.is_traceback_filtering_enabled` | the line of code that made an operation |
+| `Operation.traceback` | the line of code that made an operation |
 | `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+
+RUN_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # types of operations
 
 
 def nodes_of(definition: Any) -> Iterator[Any]:

@@ -208,13 +208,6 @@ def set_plain_attributes(model: Any, values: Sequence[dict[str, Any]]) -> None:
             setattr(layer, name, value)
 
 
-def _structure(layer: Any) -> Any:
-    if layer is None:
-        return None
-    variables = [(v.shape, v.dtype, v.trainable) for v in tf_variables(layer)]
-    return layer.name, variables, frozenset(users_attributes(layer))
-
-
 def all_variables(layer: Any) -> list[Any]:
     """Returns the `tf.Variable`s of a layer and of the metrics in it and in layers inside it."""
     found = tf_variables(layer)

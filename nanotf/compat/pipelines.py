@@ -15,13 +15,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from nanotf.compat.graphs import nodes_of
+from nanotf.compat.graphs import RUN_PYTHON, nodes_of
 
 VariantDataset: Any = dataset_ops._VariantDataset
 VariantOfAnother: Any = dataset_ops.UnaryUnchangedStructureDataset
 DatasetSpec: Any = dataset_ops.DatasetSpec
 
-_RUN_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _IGNORE_STATE, _FAIL_ON_STATE = 1, 2  # tf.data.experimental.ExternalStatePolicy
 
 
@@ -87,7 +86,7 @@ def copy_without_effects(dataset: Any) -> Any:
             "SeedGenerator" not in handle.maybe_type_name
             for handle in node.attr["value"].tensor.resource_handle_val
         )
-        if of_variable or node.op in _RUN_PYTHON:
+        if of_variable or node.op in RUN_PYTHON:
             return None
     return copy_of(dataset)
 

@@ -102,6 +102,16 @@ def _keras() -> Any:
     return require_tensorflow().keras
 
 
+def _of_backend(name: str) -> Row:
+    """Returns the row of a setting of `tf.keras.backend`, `floatx()` and `set_floatx()` for one."""
+    return Row(
+        name.replace("_", " "),
+        lambda: getattr(_keras().backend, name)(),
+        lambda value: getattr(_keras().backend, f"set_{name}")(value),
+        traced=True,
+    )
+
+
 # Everything here works before TensorFlow is imported.
 _EARLY = (
     Row("environ", lambda: dict(os.environ), _set_environ),
@@ -115,24 +125,9 @@ _EARLY = (
 )
 ROWS = (
     *_EARLY,
-    Row(
-        "floatx",
-        lambda: _keras().backend.floatx(),
-        lambda value: _keras().backend.set_floatx(value),
-        traced=True,
-    ),
-    Row(
-        "epsilon",
-        lambda: _keras().backend.epsilon(),
-        lambda value: _keras().backend.set_epsilon(value),
-        traced=True,
-    ),
-    Row(
-        "image data format",
-        lambda: _keras().backend.image_data_format(),
-        lambda value: _keras().backend.set_image_data_format(value),
-        traced=True,
-    ),
+    _of_backend("floatx"),
+    _of_backend("epsilon"),
+    _of_backend("image_data_format"),
     Row(
         "dtype policy",
         lambda: _keras().mixed_precision.global_policy().name,

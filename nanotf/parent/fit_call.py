@@ -51,7 +51,7 @@ class FitCall(ModelCall):
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: Unrecorded | None = None
-        self.attributes: tuple[dict[str, Any], ...] = ()  # that the workers have
+        self._attributes = b""  # pickled, those that the workers have: arrays cannot be compared
         self.sharding = sharding
         self.restarts = 0
         self.max_restarts = max_restarts
@@ -180,7 +180,8 @@ class FitCall(ModelCall):
 
     def job(self) -> jobs.FitJob:
         a = self.arguments
-        self.attributes = keras_names.plain_attributes(self.model)
+        attributes = keras_names.plain_attributes(self.model)
+        self._attributes = pickle.dumps(attributes)
         epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
         passed_steps, passed_logs = 0, None
         if self.continues and self.last is not None:
@@ -207,7 +208,7 @@ class FitCall(ModelCall):
             metrics_block=self.metrics_block,
             pauses=self.checkpoints is not None,
             stop=stop,
-            attributes=self.attributes,
+            attributes=attributes,
         )
 
     def _shards(self) -> OptimizerShards | None:
@@ -319,8 +320,9 @@ class FitCall(ModelCall):
                 written += messages.written(self.metrics_block, self.metrics.spans(jobs.METRICS))
         if self.callbacks.look_at_model:
             found = keras_names.plain_attributes(self.model)
-            if pickle.dumps(found) != pickle.dumps(self.attributes):  # arrays are no bool
-                self.attributes = attributes = found
+            pickled = pickle.dumps(found)
+            if pickled != self._attributes:
+                self._attributes, attributes = pickled, found
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),

@@ -5,8 +5,9 @@ A function of rows commutes with `join`: workers gather one number per row, not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -100,19 +101,15 @@ def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-class _replaced:
-    """Gives an object another attribute in this context."""
-
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
-        self._owner, self._name, self._value = owner, name, value
-
-    def __enter__(self) -> None:
-        self._is_own = self._name in vars(self._owner)
-        self._before = getattr(self._owner, self._name)
-        object.__setattr__(self._owner, self._name, self._value)
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_own:
-            object.__setattr__(self._owner, self._name, self._before)
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an object another attribute in this context, past Keras's tracking of attributes."""
+    is_own, before = name in vars(owner), getattr(owner, name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            object.__setattr__(owner, name, before)
         else:
-            object.__delattr__(self._owner, self._name)
+            object.__delattr__(owner, name)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from nanotf.compat import handles, keras_names
 from nanotf.region.proof import verdicts
-from nanotf.region.proof.traces import Argument, Part, Tracing
+from nanotf.region.proof.traces import Argument, ProvedCall, Tracing
 
 _MOST_NESTED = 6
 
@@ -68,7 +68,7 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     handles.note_use(list(map(keras_names.tf_variable, layer.trainable_variables)))
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
-    tracing.parts.append(Part(pairs, [placeholder for placeholder, _ in made]))
+    tracing.parts.append(ProvedCall(pairs, [placeholder for placeholder, _ in made]))
     tracing.draws += outputs.draws
     tracing.statistics += outputs.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])

@@ -1,4 +1,4 @@
-"""Reads the graph of a call and gives each tensor a `State`, by the rule of its operation."""
+"""Reads the graph of a call and gives each tensor a `TensorState`, by the rule of its operation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from nanotf.region.proof.states import (
     ZEROS,
     Coupled,
     Reason,
-    State,
+    TensorState,
     total,
 )
 
 _SMALL = 64  # elements of a value that is computed here
-_RUNS_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _ADDS = ("Add", "AddV2", "Sub")
 _SUM, _MEAN = "sum", "mean"
@@ -48,7 +47,7 @@ class Reader:
         other_rows: int, that number.
 
     Attributes:
-        states: dict of `id` of a tensor to its `State`.
+        states: dict of `id` of a tensor to its `TensorState`.
         failures: list of `Reason`: effects that depend on rows in unknown ways.
         changes: dict of the key of a variable's handle to the kind of what was added to the
             variable, "sum" or "mean" over workers.
@@ -56,7 +55,7 @@ class Reader:
 
     def __init__(self, rows: int, twins: Mapping[int, Any], other_rows: int) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
-        self.states: dict[int, State] = {}
+        self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
             set()
@@ -70,12 +69,12 @@ class Reader:
         """Adds tensors of the other trace, made since."""
         self._twins = {**self._twins, **twins}
 
-    def give(self, states: Mapping[int, State]) -> None:
+    def give(self, states: Mapping[int, TensorState]) -> None:
         """Sets states of tensors, by `id`, instead of their operations' rules."""
         self.states.update(states)
         self.kept.update(states)
 
-    def of(self, tensor: Any) -> State:
+    def of(self, tensor: Any) -> TensorState:
         """Returns a tensor's state."""
         return self.states.get(id(tensor), EQUAL)
 
@@ -110,12 +109,12 @@ class Reader:
         return all(id(tensor) in self.states for tensor in outputs)
 
     # ------------------------------------------------------------------------------ operations
-    def _results(self, operation: Any) -> list[State]:
+    def _results(self, operation: Any) -> list[TensorState]:
         inputs = [self.of(tensor) for tensor in operation.inputs]
         count = len(operation.outputs)
         unknown = next((state for state in inputs if state.kind == UNKNOWN), None)
         try:
-            if operation.type in _RUNS_PYTHON:
+            if operation.type in graphs.RUN_PYTHON:
                 raise Coupled("runs Python code, which the graph does not show")
             if unknown is not None and self._is_clamped(operation):
                 return [EQUAL]
@@ -126,7 +125,7 @@ class Reader:
         except Coupled as coupled:
             reason = Reason(operation, str(coupled))
             self._note_effects(operation, reason)
-            return [State(UNKNOWN, of=reason)] * count
+            return [TensorState(UNKNOWN, of=reason)] * count
         found = found if isinstance(found, list) else [found] * count
         return [
             self._placed(operation, tensor, state)
@@ -150,7 +149,9 @@ class Reader:
         if graphs.has_effects(operation):
             self.failures.append(reason)
 
-    def _by_kind(self, operation: Any, inputs: list[State]) -> list[State] | State:
+    def _by_kind(
+        self, operation: Any, inputs: list[TensorState]
+    ) -> list[TensorState] | TensorState:
         kind = operation.type
         if id(operation.outputs[0] if operation.outputs else None) in self.exchanged:
             return _exchanged(inputs[0])
@@ -169,7 +170,7 @@ class Reader:
             raise Coupled("reads a variable that rows have changed")
         if kind in ("Placeholder", "VarHandleOp"):
             is_handle = operation.outputs[0].dtype in (tf.resource, tf.variant)
-            return State(HANDLE, of=operation.name) if is_handle else EQUAL
+            return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
         counted = self._counted(operation, inputs)
@@ -183,7 +184,7 @@ class Reader:
         are_equal = all(state.kind in (WHOLE, HANDLE) and not state.power for state in inputs)
         try:
             if rule is not None:
-                return rule(_Step(self, operation, inputs))
+                return rule(_RuleArguments(self, operation, inputs))
         except Coupled:
             if not are_equal:
                 raise
@@ -195,7 +196,7 @@ class Reader:
             return COUNT
         raise Coupled("has no rule that says whether its rows are apart")
 
-    def _placed(self, operation: Any, tensor: Any, state: State) -> State:
+    def _placed(self, operation: Any, tensor: Any, state: TensorState) -> TensorState:
         """Completes a result's state by its shape, which must not contradict it."""
         if state.kind not in (WHOLE, ROWS, PARTIAL):
             return state
@@ -206,16 +207,16 @@ class Reader:
         if state.is_rows and len(axes) == 1:
             each = tensor.shape[axes[0]] // self.rows
             if state.each in (0, each):
-                return State(ROWS, state.power, axes[0], each, state.strided and each > 1)
+                return TensorState(ROWS, state.power, axes[0], each, state.strided and each > 1)
         elif not state.is_rows and not axes:
             return state
         text = "combines rows of the batch with other rows of it, or depends on their places"
         reason = Reason(operation, text)
         self._note_effects(operation, reason)
-        return State(UNKNOWN, of=reason)
+        return TensorState(UNKNOWN, of=reason)
 
     # ------------------------------------------------------------------ numbers made from shapes
-    def _counted(self, operation: Any, inputs: Sequence[State]) -> list[State] | None:
+    def _counted(self, operation: Any, inputs: Sequence[TensorState]) -> list[TensorState] | None:
         """Returns the states of results that are constants, None if there are other results."""
         is_source = operation.type in ("Const", "Shape", "ShapeN", "Size", "Rank")
         if not is_source:
@@ -235,7 +236,7 @@ class Reader:
             found.append(self._constant(value, other))
         return found
 
-    def _constant(self, value: Any, other: Any) -> State:
+    def _constant(self, value: Any, other: Any) -> TensorState:
         if other is None:  # made for the gradient, where numbers of rows come from shapes alone
             if value.dtype.kind not in "iuf" or not value.size:
                 return EQUAL
@@ -246,7 +247,7 @@ class Reader:
             many &= np.mod(value, self.rows) == 0
             if not many.any():
                 return EQUAL if value.any() else ZEROS
-            return State(WHOLE, Fraction(1)) if value.ndim == 0 else COUNT
+            return TensorState(WHOLE, Fraction(1)) if value.ndim == 0 else COUNT
         if value.shape != other.shape:
             if any(d % self.rows == 0 and d for d in value.shape):
                 return self._repeated(value)
@@ -259,12 +260,12 @@ class Reader:
             return EQUAL if np.any(value) else ZEROS
         power = self._power(value, other)
         if power is not None:
-            return State(WHOLE, power)
+            return TensorState(WHOLE, power)
         if value.dtype.kind in "iu":
             return COUNT
         raise Coupled("is a number made from the number of rows")
 
-    def _repeated(self, value: Any) -> State:
+    def _repeated(self, value: Any) -> TensorState:
         axis = next(i for i, d in enumerate(value.shape) if d and d % self.rows == 0)
         each = value.shape[axis] // self.rows
         parts = np.split(value, self.rows, axis) if each > 1 else [np.take(value, [0], axis)]
@@ -272,7 +273,7 @@ class Reader:
             value == (parts[0] if each == 1 else np.concatenate([parts[0]] * self.rows, axis))
         ).all():
             raise Coupled("depends on the place of a row in the batch")
-        return State(ROWS, Fraction(0) if value.any() else None, axis, each)
+        return TensorState(ROWS, Fraction(0) if value.any() else None, axis, each)
 
     def _power(self, value: Any, other: Any) -> Fraction | None:
         """Returns the power of the number of rows that a scalar is proportional to, if any."""
@@ -292,7 +293,7 @@ class Reader:
         return self._values[key]
 
     # --------------------------------------------------------------------------- functions in graphs
-    def _call(self, graph: Any, inputs: Sequence[State]) -> list[State]:
+    def _call(self, graph: Any, inputs: Sequence[TensorState]) -> list[TensorState]:
         self._forget(graph)
         for tensor, state in zip(graph.inputs, inputs, strict=True):
             self.states[id(tensor)] = state
@@ -307,7 +308,7 @@ class Reader:
                 if id(tensor) not in self.kept:
                     self.states.pop(id(tensor), None)
 
-    def _branch(self, operation: Any, inputs: list[State]) -> list[State]:
+    def _branch(self, operation: Any, inputs: list[TensorState]) -> list[TensorState]:
         if not (inputs[0].kind == WHOLE and not inputs[0].power):
             raise Coupled("takes a branch that depends on rows")
         before, after = dict(self.changes), dict(self.changes)
@@ -319,12 +320,12 @@ class Reader:
         self.changes = after
         return [self._joined(states) for states in zip(*found, strict=True)]
 
-    def _joined(self, states: Iterable[State]) -> State:
+    def _joined(self, states: Iterable[TensorState]) -> TensorState:
         states = list(states)
         unknown = next((state for state in states if state.kind == UNKNOWN), None)
         return total(states) if unknown is None else unknown
 
-    def _loop(self, operation: Any, inputs: list[State]) -> list[State]:
+    def _loop(self, operation: Any, inputs: list[TensorState]) -> list[TensorState]:
         condition, body = graphs.functions_of(operation)
         states, before = list(inputs), dict(self.changes)
         for _ in range(10):
@@ -349,7 +350,7 @@ class Reader:
         return states
 
     # ---------------------------------------------------------------------------------- variables
-    def _assign(self, operation: Any, inputs: list[State]) -> None:
+    def _assign(self, operation: Any, inputs: list[TensorState]) -> None:
         handle, value = inputs[0], inputs[-1]
         key, kind = handle.of, operation.type
         if kind.startswith("ResourceScatter"):
@@ -378,7 +379,7 @@ class Reader:
         if self.changes.setdefault(key, kind) != kind:
             raise Coupled("adds to a variable a sum and a mean over rows")
 
-    def _added_to(self, operation: Any, inputs: Sequence[State]) -> State | None:
+    def _added_to(self, operation: Any, inputs: Sequence[TensorState]) -> TensorState | None:
         """Returns the state of `variable + sum over rows`, None for anything else."""
         for place in (0, 1) if operation.type != "Sub" else (0,):
             read, added = inputs[place], inputs[1 - place]
@@ -386,7 +387,7 @@ class Reader:
             is_sum = added.kind == PARTIAL and not added.power
             is_sum |= added.kind == WHOLE and added.power == 1
             if is_sum and read == EQUAL and source.type == "ReadVariableOp":
-                return State(CHANGED, of=self.of(source.inputs[0]).of)
+                return TensorState(CHANGED, of=self.of(source.inputs[0]).of)
         return None
 
 
@@ -397,7 +398,7 @@ def _united(one: dict[Any, str], other: dict[Any, str]) -> dict[Any, str]:
     return {**one, **other}
 
 
-def _kind_of_addend(value: State) -> str:
+def _kind_of_addend(value: TensorState) -> str:
     if value.kind == PARTIAL and not value.power:
         return _SUM
     if value.kind == WHOLE and value.power == 1:  # the number of rows
@@ -407,7 +408,7 @@ def _kind_of_addend(value: State) -> str:
     raise Coupled("adds to a variable what depends on rows")
 
 
-def _with_axis(state: State, pair: Sequence[State]) -> State:
+def _with_axis(state: TensorState, pair: Sequence[TensorState]) -> TensorState:
     """Refuses loop variables whose rows change their axis."""
     rows = [each for each in pair if each.is_rows]
     if len(rows) == 2 and rows[0].axis != rows[1].axis:
@@ -415,7 +416,7 @@ def _with_axis(state: State, pair: Sequence[State]) -> State:
     return state
 
 
-def _exchanged(state: State) -> State:
+def _exchanged(state: TensorState) -> TensorState:
     """Returns the state of a sum or mean over rows after workers have added their parts."""
     if state.kind == PARTIAL and state.power in (0, -1, None):
         return EQUAL
@@ -424,10 +425,10 @@ def _exchanged(state: State) -> State:
     raise Coupled("exchanges what is no sum over rows")
 
 
-class _Step:
-    """One operation; see `rules.Step`."""
+class _RuleArguments:
+    """One operation; see `rules.RuleArguments`."""
 
-    def __init__(self, reader: Reader, operation: Any, inputs: list[State]) -> None:
+    def __init__(self, reader: Reader, operation: Any, inputs: list[TensorState]) -> None:
         self._reader, self.operation, self.inputs = reader, operation, inputs
         self.rows = reader.rows
 
@@ -450,7 +451,7 @@ def _known(tensor: Any) -> list[int | None]:
     return list(tensor.shape)
 
 
-def unknown_in(states: Iterable[State]) -> Reason | None:
+def unknown_in(states: Iterable[TensorState]) -> Reason | None:
     """Returns the reason of the first unknown state."""
     for state in states:
         if state.kind == UNKNOWN:

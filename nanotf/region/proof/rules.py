@@ -27,7 +27,7 @@ from nanotf.region.proof.states import (
     ROWS,
     WHOLE,
     Coupled,
-    State,
+    TensorState,
     add_powers,
     plain,
     product,
@@ -35,11 +35,11 @@ from nanotf.region.proof.states import (
 )
 
 
-class Step(Protocol):
+class RuleArguments(Protocol):
     """One operation, as its rule sees it."""
 
     operation: Any
-    inputs: list[State]
+    inputs: list[TensorState]
     rows: int  # the number of rows of the batch
 
     def value(self, place: int) -> Any:
@@ -52,7 +52,7 @@ class Step(Protocol):
         """Returns a result's shape."""
 
 
-Rule = Callable[[Step], "State | list[State]"]
+Rule = Callable[[RuleArguments], "TensorState | list[TensorState]"]
 RULES: dict[str, Rule] = {}
 
 
@@ -66,12 +66,12 @@ def _rule(names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _data(step: Step) -> list[State]:
+def _data(step: RuleArguments) -> list[TensorState]:
     """Returns the states of the inputs that are neither shapes, axes nor handles."""
     return [state for state in step.inputs if state.kind not in (COUNTED, "handle")]
 
 
-def _attribute(step: Step, name: str) -> Any:
+def _attribute(step: RuleArguments, name: str) -> Any:
     return step.operation.get_attr(name)
 
 
@@ -90,7 +90,7 @@ def _attribute(step: Step, name: str) -> Any:
     "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
     "StringUpper Substr Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"
 )
-def _each(step: Step) -> State:
+def _each(step: RuleArguments) -> TensorState:
     return plain(_data(step))
 
 
@@ -98,19 +98,19 @@ def _each(step: Step) -> State:
     "Conj Identity Imag LeakyRelu Neg PreventGradient Real Snapshot StopGradient CheckNumerics "
     "EnsureShape DebugIdentityV2 DebugIdentityV3 OptimizationBarrier"
 )
-def _same(step: Step) -> State:
+def _same(step: RuleArguments) -> TensorState:
     # LeakyRelu is linear by a factor that depends on the sign.
     state = step.inputs[0]
     return plain([state]) if step.operation.type == "LeakyRelu" else state
 
 
 @_rule("IdentityN")
-def _same_each(step: Step) -> list[State]:
+def _same_each(step: RuleArguments) -> list[TensorState]:
     return list(step.inputs)
 
 
 @_rule("Cast")
-def _cast(step: Step) -> State:
+def _cast(step: RuleArguments) -> TensorState:
     to_float = (
         step.operation.outputs[0].dtype.is_floating or step.operation.outputs[0].dtype.is_complex
     )
@@ -119,22 +119,22 @@ def _cast(step: Step) -> State:
 
 
 @_rule("ZerosLike")
-def _zeros(step: Step) -> State:
+def _zeros(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.kind == LIST:
-        return State(
+        return TensorState(
             LIST, of=state.of.to(None) if state.of.kind in (WHOLE, ROWS, PARTIAL) else state.of
         )
-    return State(WHOLE if state.kind == PARTIAL else state.kind, None)
+    return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)
 
 
 @_rule("Add AddN AddV2 Sub BiasAdd")
-def _add(step: Step) -> State:
+def _add(step: RuleArguments) -> TensorState:
     return total(_data(step) if COUNTED not in [s.kind for s in step.inputs] else step.inputs)
 
 
 @_rule("Select SelectV2")
-def _select(step: Step) -> State:
+def _select(step: RuleArguments) -> TensorState:
     chosen = total(step.inputs[1:])
     if step.inputs[0].is_rows and chosen.kind == PARTIAL:
         raise Coupled("chooses between sums over rows by rows")
@@ -142,17 +142,17 @@ def _select(step: Step) -> State:
 
 
 @_rule("Mul MulNoNan Multiply")
-def _mul(step: Step) -> State:
+def _mul(step: RuleArguments) -> TensorState:
     return product(step.inputs[0], step.inputs[1])
 
 
 @_rule("Div DivNoNan RealDiv")
-def _div(step: Step) -> State:
+def _div(step: RuleArguments) -> TensorState:
     return product(step.inputs[0], step.inputs[1], sign=-1)
 
 
 @_rule("Square SquaredDifference Sqrt Rsqrt Inv Reciprocal")
-def _powers(step: Step) -> State:
+def _powers(step: RuleArguments) -> TensorState:
     state = total(step.inputs)
     factor = {
         "Sqrt": Fraction(1, 2),
@@ -174,7 +174,7 @@ _GRADIENTS = {  # gradients of element-wise functions, linear in the input at th
 
 
 @_rule(" ".join(_GRADIENTS))
-def _gradient(step: Step) -> State:
+def _gradient(step: RuleArguments) -> TensorState:
     place = _GRADIENTS[step.operation.type]
     return product(plain([step.inputs[1 - place]]), step.inputs[place])
 
@@ -182,48 +182,52 @@ def _gradient(step: Step) -> State:
 @_rule(
     "ClipByValueGrad QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient"
 )
-def _gradient_with_limits(step: Step) -> list[State]:
+def _gradient_with_limits(step: RuleArguments) -> list[TensorState]:
     of_input = product(plain(step.inputs[1:]), step.inputs[0])
     return [of_input] + [_summed(of_input)] * (len(step.operation.outputs) - 1)
 
 
 # --------------------------------------------------------------------------------------- along axes
-def _summed(state: State) -> State:
+def _summed(state: TensorState) -> TensorState:
     """Returns the state of a sum over all axes."""
-    return State(PARTIAL, state.power) if state.is_rows else state
+    return TensorState(PARTIAL, state.power) if state.is_rows else state
 
 
 def _normalized(axes: Any, rank: int) -> list[int]:
     return [int(axis) % rank for axis in np.ravel(axes)]
 
 
-def _crosses(step: Step, axes: Any, place: int = 0) -> bool:
+def _crosses(step: RuleArguments, axes: Any, place: int = 0) -> bool:
     """Returns True if some of the axes are the one along which an input's rows lie."""
     state = step.inputs[place]
     return state.is_rows and state.axis in _normalized(axes, len(step.shape(place)))
 
 
 @_rule("Sum")
-def _sum(step: Step) -> State:
+def _sum(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
-    return State(PARTIAL, state.power) if state.is_rows and _crosses(step, step.value(1)) else state
+    return (
+        TensorState(PARTIAL, state.power)
+        if state.is_rows and _crosses(step, step.value(1))
+        else state
+    )
 
 
 @_rule("Mean")
-def _mean(step: Step) -> State:
+def _mean(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.is_rows and _crosses(step, step.value(1)):
-        return State(PARTIAL, add_powers(state.power, Fraction(-1)))
+        return TensorState(PARTIAL, add_powers(state.power, Fraction(-1)))
     return state
 
 
 @_rule("BiasAddGrad")
-def _bias_gradient(step: Step) -> State:
+def _bias_gradient(step: RuleArguments) -> TensorState:
     return _summed(step.inputs[0])
 
 
 @_rule("L2Loss")
-def _l2(step: Step) -> State:
+def _l2(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.kind == PARTIAL:
         raise Coupled("squares a sum or mean over rows")
@@ -231,7 +235,7 @@ def _l2(step: Step) -> State:
 
 
 @_rule("All Any ArgMax ArgMin EuclideanNorm Max Min Prod")
-def _reduce(step: Step) -> State:
+def _reduce(step: RuleArguments) -> TensorState:
     found = plain(step.inputs[:1])
     if found.is_rows and _crosses(step, step.value(1)):
         raise Coupled("reduces rows to one value")
@@ -239,7 +243,7 @@ def _reduce(step: Step) -> State:
 
 
 @_rule("Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll")
-def _along(step: Step) -> State:
+def _along(step: RuleArguments) -> TensorState:
     axes = step.value(2 if step.operation.type == "Roll" else 1)
     if step.inputs[0].is_rows and _crosses(step, axes):
         raise Coupled("works along the rows")
@@ -259,7 +263,7 @@ _BESIDE_LABELS = ("SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2")
 
 
 @_rule(" ".join(_LAST_AXES))
-def _last_axes(step: Step) -> list[State]:
+def _last_axes(step: RuleArguments) -> list[TensorState]:
     kind = step.operation.type
     data = (
         2
@@ -279,7 +283,7 @@ def _last_axes(step: Step) -> list[State]:
 @_rule(
     "MatrixBandPart MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3 MatrixDiag MatrixDiagPart MatrixSetDiag"
 )
-def _diagonals(step: Step) -> State:
+def _diagonals(step: RuleArguments) -> TensorState:
     part = step.operation.type in ("MatrixDiagV3", "MatrixDiag")
     found = total([s for s in step.inputs if s.is_rows] or step.inputs[:1])
     for place, state in enumerate(step.inputs):
@@ -290,7 +294,7 @@ def _diagonals(step: Step) -> State:
 
 # --------------------------------------------------------------------------- products with sums in them
 @_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum XlaEinsum")
-def _contract(step: Step) -> State:
+def _contract(step: RuleArguments) -> TensorState:
     found = step.inputs[0]
     for state in step.inputs[1:]:
         found = product(found, state)
@@ -302,7 +306,7 @@ def _contract(step: Step) -> State:
     "Conv1D Conv2D Conv3D Conv DepthwiseConv2dNative Dilation2D Conv2DTranspose Conv2DBackpropInput "
     "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
-def _convolve(step: Step) -> State:
+def _convolve(step: RuleArguments) -> TensorState:
     by_shape = "BackpropInput" in step.operation.type
     images, filters = (2, 1) if by_shape else (0, 1)
     if step.inputs[filters].kind != WHOLE or (
@@ -313,7 +317,7 @@ def _convolve(step: Step) -> State:
 
 
 @_rule("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
-def _filter_gradient(step: Step) -> State:
+def _filter_gradient(step: RuleArguments) -> TensorState:
     return _summed(product(step.inputs[0], step.inputs[2]))
 
 
@@ -342,7 +346,7 @@ _NOT_LINEAR = (
 
 
 @_rule(" ".join(_IMAGES))
-def _images(step: Step) -> State:
+def _images(step: RuleArguments) -> TensorState:
     places = _IMAGES[step.operation.type]
     colors = step.operation.type.startswith("Adjust")
     for place in places:
@@ -360,7 +364,7 @@ def _images(step: Step) -> State:
     return found
 
 
-def _normalizes_rows(step: Step, place: int) -> bool:
+def _normalizes_rows(step: RuleArguments, place: int) -> bool:
     """Returns True for statistics of each row by itself: the rows are the channels."""
     if not _attribute(step, "is_training"):
         return False
@@ -373,7 +377,7 @@ def _normalizes_rows(step: Step, place: int) -> bool:
     return state.is_rows
 
 
-def _by_shape(step: Step, state: State) -> list[State]:
+def _by_shape(step: RuleArguments, state: TensorState) -> list[TensorState]:
     """Returns the state for results that have rows, `EQUAL` for the others.
 
     One without a known shape is memory for the gradient, which kernels for CPUs leave empty.
@@ -384,14 +388,14 @@ def _by_shape(step: Step, state: State) -> list[State]:
 
 
 @_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
-def _normalize(step: Step) -> list[State]:
+def _normalize(step: RuleArguments) -> list[TensorState]:
     if _normalizes_rows(step, 0):
         return _by_shape(step, plain(step.inputs))
     return [plain(step.inputs)] + [EQUAL] * (len(step.operation.outputs) - 1)
 
 
 @_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
-def _normalize_gradient(step: Step) -> list[State]:
+def _normalize_gradient(step: RuleArguments) -> list[TensorState]:
     if _normalizes_rows(step, 1):
         return _by_shape(step, product(plain(step.inputs[1:]), step.inputs[0]))
     found = product(plain(step.inputs[1:]), step.inputs[0])
@@ -400,43 +404,43 @@ def _normalize_gradient(step: Step) -> list[State]:
 
 # -------------------------------------------------------------------------------------------- shapes
 @_rule("Shape ShapeN Size")
-def _shape(step: Step) -> list[State]:
+def _shape(step: RuleArguments) -> list[TensorState]:
     return [COUNT if state.is_rows or state.kind == LIST else EQUAL for state in step.inputs]
 
 
 @_rule("Rank")
-def _rank(step: Step) -> State:
+def _rank(step: RuleArguments) -> TensorState:
     return EQUAL
 
 
 @_rule("Fill BroadcastTo")
-def _broadcast(step: Step) -> State:
+def _broadcast(step: RuleArguments) -> TensorState:
     state = step.inputs[1 if step.operation.type == "Fill" else 0]
     if state.is_rows or state.kind == PARTIAL:
         return state  # with a second axis of rows, it is unknown
     has_rows = any(d is not None and d % step.rows == 0 for d in step.out_shape())
-    return State(ROWS, state.power, each=0) if has_rows and state.kind == WHOLE else state
+    return TensorState(ROWS, state.power, each=0) if has_rows and state.kind == WHOLE else state
 
 
 @_rule("Tile")
-def _tile(step: Step) -> State:
+def _tile(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.is_rows and step.value(1)[state.axis] != 1:
         raise Coupled("repeats the rows")
     if state.kind == WHOLE:
         repeats = [int(n) for n in step.value(1)]
         if any(n % step.rows == 0 for n in repeats):
-            return State(ROWS, state.power, each=0)
+            return TensorState(ROWS, state.power, each=0)
     return state
 
 
 @_rule("ExpandDims Squeeze Transpose ConjugateTranspose")
-def _move(step: Step) -> State:
+def _move(step: RuleArguments) -> TensorState:
     return step.inputs[0]
 
 
 @_rule("Reshape")
-def _reshape(step: Step) -> State:
+def _reshape(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if not state.is_rows:
         return state
@@ -454,19 +458,19 @@ def _reshape(step: Step) -> State:
     if state.strided and state.each > 1:
         outer *= state.each
     if outer_after == outer:
-        return State(ROWS, state.power, each=each_after)
+        return TensorState(ROWS, state.power, each=each_after)
     if outer == outer_after * each_after:
-        return State(ROWS, state.power, each=each_after, strided=True)
+        return TensorState(ROWS, state.power, each=each_after, strided=True)
     raise Coupled("reshapes the rows into others")
 
 
 @_rule("Pack")
-def _pack(step: Step) -> State:
+def _pack(step: RuleArguments) -> TensorState:
     return total(step.inputs)
 
 
 @_rule("Unpack Split SplitV")
-def _split(step: Step) -> list[State]:
+def _split(step: RuleArguments) -> list[TensorState]:
     place = 1 if step.operation.type == "Split" else 0
     axis = (
         _attribute(step, "axis")
@@ -479,7 +483,7 @@ def _split(step: Step) -> list[State]:
 
 
 @_rule("ConcatV2")
-def _concat(step: Step) -> State:
+def _concat(step: RuleArguments) -> TensorState:
     last = len(step.inputs) - 1
     axis = step.value(last)
     if any(_crosses(step, axis, place) for place in range(last)):
@@ -487,14 +491,14 @@ def _concat(step: Step) -> State:
     return total(step.inputs[:last])
 
 
-def _keeps_all(step: Step, state: State) -> bool:
+def _keeps_all(step: RuleArguments, state: TensorState) -> bool:
     """Returns True if the result has as many rows as the input."""
     length = step.rows * state.each
     return length in step.out_shape() and step.shape(0)[state.axis] == length
 
 
 @_rule("StridedSlice Slice Pad PadV2 MirrorPad MirrorPadGrad")
-def _slice(step: Step) -> State:
+def _slice(step: RuleArguments) -> TensorState:
     state, kind = step.inputs[0], step.operation.type
     if not state.is_rows:
         return state
@@ -506,7 +510,7 @@ def _slice(step: Step) -> State:
 
 
 @_rule("StridedSliceGrad")
-def _slice_gradient(step: Step) -> State:
+def _slice_gradient(step: RuleArguments) -> TensorState:
     state = step.inputs[4]
     if state.is_rows and (step.rows * state.each not in step.out_shape() or min(step.value(3)) < 0):
         raise Coupled("takes some of the rows")
@@ -514,18 +518,18 @@ def _slice_gradient(step: Step) -> State:
 
 
 @_rule("SpaceToBatchND BatchToSpaceND")
-def _blocks(step: Step) -> State:
+def _blocks(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.is_rows and state.axis:
         raise Coupled("works along the rows")
     # The places in a block come first, then the rows.
-    return State(
+    return TensorState(
         state.kind, state.power, each=(step.out_shape()[0] or 0) // step.rows, strided=True
     )
 
 
 @_rule("ReverseSequence")
-def _reverse_sequence(step: Step) -> State:
+def _reverse_sequence(step: RuleArguments) -> TensorState:
     if _crosses(step, _attribute(step, "seq_dim")):
         raise Coupled("works along the rows")
     lengths = step.inputs[1]
@@ -536,7 +540,7 @@ def _reverse_sequence(step: Step) -> State:
 
 # ------------------------------------------------------------------------------------------- look-ups
 @_rule("GatherV2 Gather")
-def _gather(step: Step) -> State:
+def _gather(step: RuleArguments) -> TensorState:
     of, indices = step.inputs[:2]
     if step.operation.type == "Gather":
         axis, batch = 0, 0
@@ -551,7 +555,7 @@ def _gather(step: Step) -> State:
 
 
 @_rule("GatherNd")
-def _gather_nd(step: Step) -> State:
+def _gather_nd(step: RuleArguments) -> TensorState:
     of, indices = step.inputs
     if of.is_rows and (indices.is_rows or of.axis < (step.shape(1)[-1] or len(step.shape(0)))):
         raise Coupled("looks up rows of the batch")
@@ -559,7 +563,7 @@ def _gather_nd(step: Step) -> State:
 
 
 @_rule("UnsortedSegmentSum ScatterNd TensorScatterAdd TensorScatterSub")
-def _scatter(step: Step) -> State:
+def _scatter(step: RuleArguments) -> TensorState:
     """Adds updates at indices: a sum over rows if these have rows."""
     kind = step.operation.type
     places = {"UnsortedSegmentSum": (1, 0), "ScatterNd": (0, 1)}.get(kind, (1, 2))
@@ -575,7 +579,7 @@ def _scatter(step: Step) -> State:
 
 
 @_rule("DenseBincount")
-def _bincount(step: Step) -> State:
+def _bincount(step: RuleArguments) -> TensorState:
     state = plain(step.inputs)
     if state.is_rows and (step.inputs[0].axis or len(step.shape(0)) < 2):
         raise Coupled("counts values of all rows")
@@ -583,12 +587,12 @@ def _bincount(step: Step) -> State:
 
 
 @_rule("ResourceGather")
-def _resource_gather(step: Step) -> State:
+def _resource_gather(step: RuleArguments) -> TensorState:
     return plain(step.inputs[1:])
 
 
 @_rule("DataFormatVecPermute")
-def _permute(step: Step) -> State:
+def _permute(step: RuleArguments) -> TensorState:
     if step.inputs[0].is_rows:
         raise Coupled("works along the rows")
     return step.inputs[0]
@@ -596,50 +600,50 @@ def _permute(step: Step) -> State:
 
 # ---------------------------------------------------------------------------------------------- lists
 @_rule("EmptyTensorList TensorListReserve")
-def _empty(step: Step) -> State:
-    return State(LIST, of=EMPTY)
+def _empty(step: RuleArguments) -> TensorState:
+    return TensorState(LIST, of=EMPTY)
 
 
-def _element(state: State) -> State:
+def _element(state: TensorState) -> TensorState:
     """Returns the state of an element of a list that a tensor is split into."""
     if state.is_rows:
         if state.axis == 0:
             raise Coupled("makes a list of the rows")
-        return State(ROWS, state.power, state.axis - 1, state.each, state.strided)
+        return TensorState(ROWS, state.power, state.axis - 1, state.each, state.strided)
     return state
 
 
-def _elements_of(step: Step, place: int = 0) -> State:
+def _elements_of(step: RuleArguments, place: int = 0) -> TensorState:
     state = step.inputs[place]
     if state.kind != LIST:
         raise Coupled("uses a list that another operation made")
-    element: State = state.of
+    element: TensorState = state.of
     return element
 
 
 @_rule("TensorListFromTensor")
-def _list_of(step: Step) -> State:
-    return State(LIST, of=_element(step.inputs[0]))
+def _list_of(step: RuleArguments) -> TensorState:
+    return TensorState(LIST, of=_element(step.inputs[0]))
 
 
 @_rule("TensorListSetItem TensorListPushBack")
-def _put(step: Step) -> State:
+def _put(step: RuleArguments) -> TensorState:
     item = step.inputs[2 if step.operation.type == "TensorListSetItem" else 1]
-    return State(LIST, of=total([_elements_of(step), item]))
+    return TensorState(LIST, of=total([_elements_of(step), item]))
 
 
 @_rule("TensorListGetItem")
-def _get(step: Step) -> State:
+def _get(step: RuleArguments) -> TensorState:
     return _elements_of(step)
 
 
 @_rule("TensorListPopBack")
-def _pop(step: Step) -> list[State]:
+def _pop(step: RuleArguments) -> list[TensorState]:
     return [step.inputs[0], _elements_of(step)]
 
 
 @_rule("TensorListStack TensorListGather")
-def _stack(step: Step) -> State:
+def _stack(step: RuleArguments) -> TensorState:
     element = _elements_of(step)
     if step.operation.type == "TensorListGather" and step.inputs[1].kind != WHOLE:
         raise Coupled("takes elements of a list by rows")
@@ -647,28 +651,28 @@ def _stack(step: Step) -> State:
 
 
 @_rule("TensorListScatterV2 TensorListScatter")
-def _list_scatter(step: Step) -> State:
+def _list_scatter(step: RuleArguments) -> TensorState:
     if step.inputs[1].kind != WHOLE:
         raise Coupled("puts elements into a list by rows")
-    return State(LIST, of=_element(step.inputs[0]))
+    return TensorState(LIST, of=_element(step.inputs[0]))
 
 
 @_rule("TensorListResize")
-def _resize(step: Step) -> State:
+def _resize(step: RuleArguments) -> TensorState:
     return step.inputs[0]
 
 
 @_rule("TensorListLength")
-def _length(step: Step) -> State:
+def _length(step: RuleArguments) -> TensorState:
     return EQUAL
 
 
 @_rule("TensorListElementShape")
-def _element_shape(step: Step) -> State:
+def _element_shape(step: RuleArguments) -> TensorState:
     return COUNT
 
 
 # ------------------------------------------------------------------------------------------ variables
 @_rule("VarIsInitializedOp VariableShape")
-def _of_variable(step: Step) -> State:
+def _of_variable(step: RuleArguments) -> TensorState:
     return EQUAL

@@ -33,7 +33,7 @@ Power = Fraction | None
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class TensorState:
     """The state of a tensor.
 
     Args:
@@ -43,7 +43,7 @@ class State:
         each: int, of `ROWS`, how many lie there for each row of the batch; 0 if shapes tell.
         strided: bool, of `ROWS`, whether those of one row of the batch lie apart, as after
             a transposition, and not side by side.
-        of: the `State` of a list's elements; the key of a handle, also of the variable that is
+        of: the `TensorState` of a list's elements; the key of a handle, also of the variable that is
             `CHANGED`; of `UNKNOWN` the `Reason`.
     """
 
@@ -58,7 +58,7 @@ class State:
     def is_rows(self) -> bool:
         return self.kind == ROWS
 
-    def to(self, power: Power) -> State:
+    def to(self, power: Power) -> TensorState:
         """Returns this state with another power."""
         return dataclasses.replace(self, power=power)
 
@@ -80,10 +80,10 @@ class Reason:
     text: str
 
 
-EQUAL = State(WHOLE)  # equal on all workers
-ZEROS = State(WHOLE, None)
-COUNT = State(COUNTED)
-EMPTY = State(NOTHING)
+EQUAL = TensorState(WHOLE)  # equal on all workers
+ZEROS = TensorState(WHOLE, None)
+COUNT = TensorState(COUNTED)
+EMPTY = TensorState(NOTHING)
 
 
 class Coupled(Exception):
@@ -95,29 +95,29 @@ def add_powers(one: Power, other: Power, sign: int = 1) -> Power:
     return None if one is None or other is None else one + sign * other
 
 
-def product(one: State, other: State, sign: int = 1) -> State:
+def product(one: TensorState, other: TensorState, sign: int = 1) -> TensorState:
     """Returns the state of an element-wise product, or of a quotient with `sign` -1."""
     power = add_powers(one.power, other.power if sign > 0 else other.power or Fraction(0), sign)
     kinds = {one.kind, other.kind}
     if kinds == {WHOLE}:
-        return State(WHOLE, power)
+        return TensorState(WHOLE, power)
     if kinds <= {WHOLE, ROWS}:
         return _rows_of(one, other).to(power)
     if kinds == {WHOLE, PARTIAL} and (sign > 0 or one.kind == PARTIAL):
-        return State(PARTIAL, power)
+        return TensorState(PARTIAL, power)
     raise Coupled("multiplies or divides by a sum or mean over rows")
 
 
-def total(states: Iterable[State]) -> State:
+def total(states: Iterable[TensorState]) -> TensorState:
     """Returns the state of an element-wise sum, or of a choice between tensors."""
-    found: State | None = None
+    found: TensorState | None = None
     for state in states:
         found = state if found is None else _sum(found, state)
     assert found is not None
     return found
 
 
-def _sum(one: State, other: State) -> State:
+def _sum(one: TensorState, other: TensorState) -> TensorState:
     if NOTHING in (one.kind, other.kind):
         return other if one.kind == NOTHING else one
     if LIST in (one.kind, other.kind):
@@ -125,12 +125,12 @@ def _sum(one: State, other: State) -> State:
             raise Coupled("mixes a list with a tensor")
         if one.of.is_rows and other.of.is_rows and one.of.axis != other.of.axis:
             raise Coupled("keeps rows of different axes in one list")
-        return State(LIST, of=_sum(one.of, other.of))
+        return TensorState(LIST, of=_sum(one.of, other.of))
     kinds = {one.kind, other.kind}
     if one.power is None or other.power is None:  # zeros
         power = other.power if one.power is None else one.power
         if kinds == {WHOLE, PARTIAL}:
-            return State(PARTIAL, power)
+            return TensorState(PARTIAL, power)
     elif kinds == {WHOLE, PARTIAL}:
         whole, part = (one, other) if one.kind == WHOLE else (other, one)
         assert whole.power is not None and part.power is not None
@@ -152,7 +152,7 @@ def _sum(one: State, other: State) -> State:
     raise Coupled("combines rows with a sum or mean over rows")
 
 
-def plain(states: Iterable[State]) -> State:
+def plain(states: Iterable[TensorState]) -> TensorState:
     """Returns the state of any element-wise function of rows and whole values."""
     found = EQUAL
     for state in states:
@@ -168,7 +168,7 @@ def plain(states: Iterable[State]) -> State:
     return found
 
 
-def _rows_of(one: State, other: State) -> State:
+def _rows_of(one: TensorState, other: TensorState) -> TensorState:
     """Returns the one of two states that has rows. With both, their rows must lie alike."""
     if not (one.is_rows and other.is_rows):
         return one if one.is_rows else other

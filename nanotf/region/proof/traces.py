@@ -20,7 +20,7 @@ from nanotf.region.proof.states import (
     ROWS,
     WHOLE,
     Coupled,
-    State,
+    TensorState,
 )
 
 # Pairs of primes: of a length that is a multiple of one, that many rows are the batch's.
@@ -65,7 +65,7 @@ class Argument:
 
     def made(self, tracing: Tracing, length: int | None = None) -> tuple[Any, Any]:
         """Makes a placeholder; returns it, and the tensor for code to use."""
-        state = State(ROWS) if self.has_rows else EQUAL
+        state = TensorState(ROWS) if self.has_rows else EQUAL
         found = placeholder = self._placeholder(self.shape, self.dtype, tracing, length)
         tracing.give(placeholder, state)
         if self.activation is not None:
@@ -91,11 +91,11 @@ class Tracing:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.states: dict[int, State] = {}  # of tensors, by id
+        self.states: dict[int, TensorState] = {}  # of tensors, by id
         self.exchanged: set[int] = set()
         self.draws: list[bool] = []  # per draw of random numbers, whether it has rows
         self.statistics: list[bool] = []  # per statistics, whether they are over rows
-        self.parts: list[Part] = []
+        self.parts: list[ProvedCall] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
         self._keep: list[Any] = []
 
@@ -113,9 +113,9 @@ class Tracing:
         self.draws.append(has_rows)
         are_numbers = all(not tf.is_tensor(x) or x.shape.rank == 0 for x in others)
         if has_rows and are_numbers and not any(d % self.rows == 0 for d in known[1:]):
-            self.give(drawn, State(ROWS))
+            self.give(drawn, TensorState(ROWS))
 
-    def give(self, tensor: Any, state: State) -> None:
+    def give(self, tensor: Any, state: TensorState) -> None:
         """Sets a tensor's state."""
         self.states[id(tensor)] = state
         self._keep.append(tensor)
@@ -152,7 +152,7 @@ class Tracing:
 
 
 @dataclasses.dataclass
-class Part:
+class ProvedCall:
     """A call of a layer that is proved by itself.
 
     Args:
@@ -279,12 +279,12 @@ class Gradients:
     captured: list[tuple[Any, Any]]
 
 
-def differentiate(traced: Trace, states: Sequence[State]) -> Gradients:
+def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
     """Adds the gradient of a call to its graph.
 
     Args:
         traced: `Trace`.
-        states: sequence of `State`, of its outputs and losses.
+        states: sequence of `TensorState`, of its outputs and losses.
     """
     results = [*traced.outputs, *traced.losses]
     chosen, upstream = [], []
@@ -299,7 +299,9 @@ def differentiate(traced: Trace, states: Sequence[State]) -> Gradients:
             for tensor, argument in part.inputs:
                 if tensor.dtype.is_floating or tensor.dtype.is_complex:
                     given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
-                    traced.tracing.give(given, State(ROWS) if argument.has_rows else State(PARTIAL))
+                    traced.tracing.give(
+                        given, TensorState(ROWS) if argument.has_rows else TensorState(PARTIAL)
+                    )
                     chosen.append(tensor)
                     upstream.append(given)
         pairs = graphs.captured(traced.graph)
@@ -325,7 +327,7 @@ def _is_differentiable(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.resource)
 
 
-def upstream_of(state: State) -> State:
+def upstream_of(state: TensorState) -> TensorState:
     """Returns the state of the gradient that arrives at a result, by how workers combine it.
 
     Rows are joined, so each worker gets its rows of the gradient. Of a sum each gets the gradient,
@@ -335,13 +337,13 @@ def upstream_of(state: State) -> State:
         return dataclasses.replace(state, power=EQUAL.power)
     is_sum = state.kind == PARTIAL and not state.power
     assert EQUAL.power is not None
-    return State(WHOLE, EQUAL.power if is_sum else EQUAL.power + 1)
+    return TensorState(WHOLE, EQUAL.power if is_sum else EQUAL.power + 1)
 
 
-def handle_states(traced: Trace) -> dict[int, State]:
+def handle_states(traced: Trace) -> dict[int, TensorState]:
     """Returns the states of a graph's captured tensors: handles of variables, or whole values."""
     return {
-        id(inner): State(HANDLE, of=id(outer))
+        id(inner): TensorState(HANDLE, of=id(outer))
         if inner.dtype in (tf.resource, tf.variant)
         else EQUAL
         for outer, inner in graphs.captured(traced.graph)

@@ -23,7 +23,7 @@ from nanotf.region.proof.states import (
     WHOLE,
     Coupled,
     Reason,
-    State,
+    TensorState,
 )
 from nanotf.region.rows import Division, rows_of
 
@@ -360,7 +360,7 @@ def _told(reason: Reason) -> str:
     return f"{operation.type} ({operation.name}){place} {reason.text}"
 
 
-def _factor(state: State, tensor: Any) -> Any:
+def _factor(state: TensorState, tensor: Any) -> Any:
     """Returns how a result leaves the region; see `regions.Region.leave`."""
     if state.kind == UNKNOWN:
         raise Coupled(_told(state.of))
