@@ -110,6 +110,15 @@ class Division:
         """Returns True if the worker is known to have rows."""
         return self.is_known and self.count > 0
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of rows that code sees, of the batch and on workers; empty if unknown."""
+        if not self.is_known:
+            return ()
+        least = self.n // self.exchange.size
+        most = -(-self.n // self.exchange.size)
+        return tuple(sorted({self.n, max(1, least), most}))
+
     def agrees_with(self, other: Division) -> bool:
         """Returns True if both are known to divide a batch equally."""
         return self is other or (self.is_known and other.is_known and self.n == other.n)

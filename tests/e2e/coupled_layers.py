@@ -162,10 +162,17 @@ COUPLED: dict[str, Callable[[], Any]] = {
     "numbered": lambda: Own(
         lambda s, x: x * s.w * tf.cast(tf.range(tf.shape(x)[0]), x.dtype)[:, None]
     ),
+    "branch on few rows": lambda: Own(
+        lambda s, x: x * s.w if (x.shape[0] or 9) < 8 else 2.0 * x * s.w
+    ),
     "normalized by the number of rows": lambda: Own(
         lambda s, x: x * s.w / tf.sqrt(tf.cast(tf.shape(x)[0], x.dtype))
     ),
 }
+# The last of `COUPLED`, so that a sample has it.
+COUPLED["number for few rows"] = lambda: Own(
+    lambda s, x: x * s.w * (3.0 if (x.shape[0] or 9) < 8 else 2.0)
+)
 SHAPES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("convolution", "depthwise"), IMAGE),
     **dict.fromkeys(
@@ -201,7 +208,7 @@ def _print_verdicts() -> None:
         options = {"training": True} if name in ("dropout", "batch normalization") else {}
         leaves = [argument, *options.values()]
         verdict = verdicts.prove(
-            verdicts.layer_subject(layer, stock), leaves, ((argument,), options)
+            verdicts.layer_subject(layer, stock), leaves, ((argument,), options), (4, 8)
         )
         print(f"{name}: {verdict.whole or 'apart'}")
 

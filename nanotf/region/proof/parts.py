@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from nanotf.compat import handles, keras_names
 from nanotf.region.proof import verdicts
+from nanotf.region.proof.states import Coupled
 from nanotf.region.proof.traces import Argument, ProvedCall, Tracing
 
 _MOST_NESTED = 6
@@ -50,21 +51,14 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
         args, kwargs: its arguments.
     """
     leaves = tf.nest.flatten((args, kwargs))
-    described = [_described(tracing, leaf) for leaf in leaves]
-    alike = _likeness(layer) if layer.built and None not in described else None
-    if alike is None or not any(isinstance(each, Argument) for each in described):
-        return stock(layer, *args, **kwargs)
-    key = (
-        alike,
-        keras_names.context_of_calls(),
-        str(tf.nest.map_structure(lambda _: 0, (args, kwargs))),
-        tuple(described),
+    called, found = tracing.decided(
+        lambda: (layer, _found(tracing, layer, stock, leaves, (args, kwargs)))
     )
-    if key not in _known:
-        _known[key] = _proved(layer, stock, described, (args, kwargs))
-    outputs = _known[key]
-    if outputs is None:
+    if called is not layer:
+        raise Coupled(f"it calls other layers for {tracing.rows} rows")
+    if found is None:
         return stock(layer, *args, **kwargs)
+    described, outputs = found
     handles.note_use(list(map(keras_names.tf_variable, layer.trainable_variables)))
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
@@ -72,6 +66,22 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     tracing.draws += outputs.draws
     tracing.statistics += outputs.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])
+
+
+def _found(
+    tracing: Tracing, layer: Any, stock: Any, leaves: list[Any], like: Any
+) -> tuple[list[Any], _Outputs] | None:
+    """Returns the described arguments and the outputs of a layer that is proved by itself."""
+    described = [_described(tracing, leaf) for leaf in leaves]
+    alike = _likeness(layer) if layer.built and None not in described else None
+    if alike is None or not any(isinstance(each, Argument) for each in described):
+        return None
+    structure = str(tf.nest.map_structure(lambda _: 0, like))
+    key = alike, keras_names.context_of_calls(), structure, tuple(described)
+    if key not in _known:
+        _known[key] = _proved(layer, stock, described, like)
+    outputs = _known[key]
+    return None if outputs is None else (described, outputs)
 
 
 def _described(tracing: Tracing, leaf: Any) -> Any:

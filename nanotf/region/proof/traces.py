@@ -87,10 +87,16 @@ class Tracing:
 
     Args:
         rows: int, the number of rows.
+        repeated: list or None, the `decisions` of another trace, which this one repeats.
+
+    Attributes:
+        decisions: list, what code outside the graph has decided by the number of rows, in order.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, repeated: list[Any] | None = None) -> None:
         self.rows = rows
+        self._repeated = None if repeated is None else iter(repeated)
+        self.decisions: list[Any] = []
         self.states: dict[int, TensorState] = {}  # of tensors, by id
         self.exchanged: set[int] = set()
         self.draws: list[bool] = []  # per draw of random numbers, whether it has rows
@@ -98,6 +104,15 @@ class Tracing:
         self.parts: list[ProvedCall] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
         self._keep: list[Any] = []
+
+    def decided(self, decide: Callable[[], Any]) -> Any:
+        """Returns a decision, that of the repeated trace if there is one."""
+        if self._repeated is None:
+            self.decisions.append(decide())
+            return self.decisions[-1]
+        for found in self._repeated:
+            return found
+        raise Coupled(f"it calls other layers for {self.rows} rows")
 
     def note_draw(self, drawn: Any, shape: Any, others: Sequence[Any]) -> None:
         """Registers random numbers that a region draws for the whole batch.
@@ -123,8 +138,9 @@ class Tracing:
     def note_statistics(self, x: Any, axes: Sequence[Any]) -> bool:
         """Registers statistics of a tensor over axes; returns True if rows are along one of them."""
         lengths = [x.shape[int(axis)] for axis in axes] if x.shape.rank else []
-        self.statistics.append(any(d and d % self.rows == 0 for d in lengths))
-        return self.statistics[-1]
+        over = self.decided(lambda: any(d and d % self.rows == 0 for d in lengths))
+        self.statistics.append(over)
+        return bool(over)
 
     def exchange(self, value: Any) -> Any:
         """Stands for an exchange that turns a sum or mean over own rows into the batch's."""
@@ -192,6 +208,7 @@ def trace(
     leaves: Sequence[Any],
     rows: int,
     length: int | None = LENGTH,
+    repeated: list[Any] | None = None,
 ) -> Trace:
     """Traces a call.
 
@@ -202,11 +219,12 @@ def trace(
         leaves: sequence, the arguments' leaves; `Argument` for each that is replaced.
         rows: int, the number of rows.
         length: int, the length of other axes of unknown length; None leaves them unknown.
+        repeated: see `Tracing`.
 
     Raises:
         Coupled: The outputs are no tensors.
     """
-    graph, tracing = graphs.new_graph("proof"), Tracing(rows)
+    graph, tracing = graphs.new_graph("proof"), Tracing(rows, repeated)
     inputs: list[tuple[Any, Argument]] = []
     with graph.as_default(), scope.proving(tracing), contextlib.redirect_stdout(io.StringIO()):
         made = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import tensorflow as tf
 from nanotf.compat import graphs, handles, keras_names
 from nanotf.console import logger
 from nanotf.region import scope, variables
-from nanotf.region.proof import reader, traces
+from nanotf.region.proof import lengths, reader, traces
 from nanotf.region.proof.states import (
     EQUAL,
     PARTIAL,
@@ -160,7 +161,8 @@ def verdict_of(
         is_data: callable, whether a leaf may have rows.
     """
     leaves = [_argument(leaf, division, is_data) for leaf in tf.nest.flatten((args, kwargs))]
-    key = tuple(map(_kind, leaves)), _plain_attributes(subject)
+    known_lengths = division.lengths
+    key = (*map(_kind, leaves), known_lengths), _plain_attributes(subject)
     graph = scope.graph_here()
     if graph is None:
         known = _eager.setdefault(subject.owner, {})
@@ -175,7 +177,7 @@ def verdict_of(
         if len(of_kind) >= _MOST_CHANGES:
             known[key] = Verdict(_of_changes([attributes for _, attributes in (*of_kind, key)]))
         else:
-            known[key] = prove(subject, leaves, (args, kwargs))
+            known[key] = prove(subject, leaves, (args, kwargs), known_lengths)
     return known[key]
 
 
@@ -240,17 +242,20 @@ def _plain_attributes(subject: Subject) -> Any:
     )
 
 
-def prove(subject: Subject, leaves: Sequence[Any], like: Any) -> Verdict:
+def prove(
+    subject: Subject, leaves: Sequence[Any], like: Any, lengths_here: Sequence[int] = ()
+) -> Verdict:
     """Traces a call and its gradient, and judges them.
 
     Args:
         subject: `Subject`.
         leaves: sequence, the arguments' leaves; `traces.Argument` for each that a trace replaces.
         like: structure of the arguments, a pair of a tuple and a dict.
+        lengths_here: sequence of int, the numbers of rows that the call is traced with, if known.
     """
     try:
         with _as_before(subject.layers), keras_names.kept_random_states():
-            return _judged(subject, like, leaves)
+            return _judged(subject, like, leaves, lengths_here)
     except Coupled as coupled:
         return Verdict(str(coupled))
     except Exception as error:
@@ -260,10 +265,12 @@ def prove(subject: Subject, leaves: Sequence[Any], like: Any) -> Verdict:
         return Verdict(f"its call cannot be traced: {type(error).__name__}{place}")
 
 
-def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
+def _judged(
+    subject: Subject, like: Any, leaves: Sequence[Any], lengths_here: Sequence[int]
+) -> Verdict:
     rows, other_rows = _sizes(subject, leaves)
     with handles.watching() as used:
-        traced, again = _traced_twice(subject, like, leaves, (rows, other_rows))
+        traced, again = _traced_twice(subject, like, leaves, (rows, other_rows), lengths_here)
     readers = reader.Reader(rows, traces.twins(traced, again), other_rows)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
@@ -300,16 +307,25 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
 
 
 def _traced_twice(
-    subject: Subject, like: Any, leaves: Sequence[Any], sizes: tuple[int, int]
+    subject: Subject,
+    like: Any,
+    leaves: Sequence[Any],
+    sizes: tuple[int, int],
+    lengths_here: Sequence[int],
 ) -> tuple[traces.Trace, traces.Trace]:
-    """Traces a call with two numbers of rows, and other unknown lengths replaced if it takes them."""
+    """Traces a call with two numbers of rows, and other unknown lengths replaced if it takes them.
+
+    Raises:
+        Coupled: With one of the known numbers of rows it does something else.
+    """
 
     def traced_with(length: int | None) -> tuple[traces.Trace, traces.Trace]:
-        one, other = (
-            traces.trace(subject.call, subject.lists_of_losses, like, leaves, rows, length)
-            for rows in sizes
-        )
-        return one, other
+        trace = functools.partial(traces.trace, subject.call, subject.lists_of_losses, like, leaves)
+        one = trace(sizes[0], length)
+        two = trace(sizes[1], length, one.tracing.decisions)
+        for rows in lengths_here:
+            lengths.check(one, two, trace(rows, length, one.tracing.decisions))
+        return one, two
 
     are_known = all(None not in a.shape for a in leaves if isinstance(a, traces.Argument))
     try:
