@@ -6,7 +6,7 @@
 | `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
 | `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
-| `Operation.traceback` | the line of code that made an operation |
+| `Operation.traceback`, `Operation._original_op`, AutoGraph's `__autograph_generated_file*.py` | the line of code that made an operation; for one of a gradient, the operation that it belongs to; AutoGraph does not map the lines of a gradient's function back |
 | `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
@@ -196,19 +196,29 @@ def behind_copies(tensor: Any) -> Any:
 
 
 def line_of(operation: Any) -> tuple[str, int] | None:
-    """Returns file and line of the innermost code of the user's that made an operation, if any."""
-    for frame in reversed(operation.traceback or ()):
-        if not frame.filename.startswith(_library_folders()):
-            return frame.filename, int(frame.lineno)
+    """Returns file and line of the innermost code of the user's that made an operation, if any.
+
+    For an operation of a gradient it may be the line of the operation that has the gradient.
+    """
+    while operation is not None:
+        for frame in reversed(operation.traceback or ()):
+            if _is_users(frame.filename):
+                return frame.filename, int(frame.lineno)
+        operation = operation._original_op
     return None
 
 
 def line_that_raised(error: BaseException) -> tuple[str, int] | None:
     """Returns file and line of the innermost code of the user's that raised an exception, if any."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_library_folders()):
+        if _is_users(frame.filename):
             return frame.filename, int(frame.lineno or 0)
     return None
+
+
+def _is_users(file: str) -> bool:
+    generated = os.path.basename(file).startswith("__autograph_generated_file")  # noqa: PTH119
+    return not generated and not file.startswith(_library_folders())
 
 
 @functools.cache

@@ -155,10 +155,11 @@ class FitData:
         complete = taken = 0
         if resume is not None:
             complete, taken = resume.place(steps or opened.size, opened.size, self._steps_at_once())
-        order = self._order(opened, complete, taken) if opened.is_shuffled else None
         if passes is not None and not generation().EACH_PASS_HAS_AN_ITERATOR:
             passes = max(1, passes - complete)
-        self.train = dataclasses.replace(self._arrays(opened, passes), order=order, taken=taken)
+        arrays = self._arrays(opened, passes)
+        order = self._order(opened, complete, taken) if opened.is_shuffled else None
+        self.train = dataclasses.replace(arrays, order=order, taken=taken)
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
