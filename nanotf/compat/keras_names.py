@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -160,28 +161,33 @@ def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
 
 @functools.cache
 def own_attributes() -> frozenset[str]:
-    """Returns the names of attributes that Keras itself sets on layers and models."""
+    """Returns the names of attributes that Keras itself sets on layers and models.
+
+    Another thread makes the models that have them, because TensorFlow traces a function twice if a
+    variable is made in its first trace.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(_own_attributes).result()
+
+
+def _own_attributes() -> frozenset[str]:
     tf = require_tensorflow()
 
-    with tf.init_scope():
+    class Plain(model_class()):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
 
-        class Plain(model_class()):  # type: ignore[misc]
-            def call(self, x: Any) -> Any:
-                return x
-
-        model = Plain(name="nanotf")
-        model.compile(
-            tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True
-        )
-        model.build((None, 1))
-        for name in ("train", "test", "predict"):
-            getattr(model, f"make_{name}_function")()
-        given = tf.keras.Input((1,), name="nanotf")
-        functional = functional_class()(given, given, name="nanotf")
-        start = tf.keras.layers.InputLayer((1,), name="nanotf")
-        sequential = sequential_class()([start], name="nanotf")
-        bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
-        return frozenset(OF_LOOPS).union(*map(vars, bare))
+    model = Plain(name="nanotf")
+    model.compile(tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True)
+    model.build((None, 1))
+    for name in ("train", "test", "predict"):
+        getattr(model, f"make_{name}_function")()
+    given = tf.keras.Input((1,), name="nanotf")
+    functional = functional_class()(given, given, name="nanotf")
+    start = tf.keras.layers.InputLayer((1,), name="nanotf")
+    sequential = sequential_class()([start], name="nanotf")
+    bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
+    return frozenset(OF_LOOPS).union(*map(vars, bare))
 
 
 def users_attributes(layer: Any) -> dict[str, Any]:
