@@ -15,6 +15,7 @@ _HOMES = {
     "Model": "nanotf.keras",
     "Sequential": "nanotf.keras",
     "accelerate": "nanotf.keras.models",
+    "by_rows": "nanotf.region.decorators",
     "cluster": "nanotf.machine.cluster",
     "get_strategy": "nanotf.region.context",
     "imap": "nanotf.parent.mapping",

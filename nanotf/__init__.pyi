@@ -32,6 +32,7 @@ __all__ = [
     "Sequential",
     "__version__",
     "accelerate",
+    "by_rows",
     "cluster",
     "data",
     "errors",
@@ -67,6 +68,7 @@ _Layer = TypeVar("_Layer")
 __version__: str
 
 def accelerate(model: Any) -> Model: ...
+def by_rows(layer: _Layer) -> _Layer: ...
 def patch_tensorflow(
     precision: Literal["float32", "mixed_bfloat16"] = "float32",
     sparse: bool = False,

@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorflow.python.eager import context
@@ -28,6 +29,15 @@ def seeds() -> tuple[int, Any] | None:
     here = context.context()
     given, operations = here._seed, getattr(here, "_rng", None)
     return None if given is None or operations is None else (given, operations.getstate())
+
+
+def made_outside(make: Callable[[], Any]) -> Any:
+    """Returns what a function makes outside of any trace, tape or strategy: in another thread.
+
+    TensorFlow traces a function twice if a variable is made in its first trace.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 @contextlib.contextmanager

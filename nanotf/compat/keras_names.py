@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat import eager_context
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import OF_LOOPS
@@ -161,13 +161,9 @@ def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
 
 @functools.cache
 def own_attributes() -> frozenset[str]:
-    """Returns the names of attributes that Keras itself sets on layers and models.
-
-    Another thread makes the models that have them, because TensorFlow traces a function twice if a
-    variable is made in its first trace.
-    """
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_own_attributes).result()
+    """Returns the names of attributes that Keras itself sets on layers and models."""
+    found: frozenset[str] = eager_context.made_outside(_own_attributes)
+    return found
 
 
 def _own_attributes() -> frozenset[str]:
@@ -247,7 +243,8 @@ def computes_in_bfloat16(obj: Any) -> bool:
     return any(getattr(x, "compute_dtype", None) == "bfloat16" for x in flat_layers(obj))
 
 
-WHOLE = "_nanotf_whole"  # marks a layer whose calls are not divided
+DECLARED = "_nanotf_declared"  # attribute of a layer: WHOLE or BY_ROWS
+WHOLE, BY_ROWS = "whole", "by_rows"
 
 
 def callback_list_class() -> Any:

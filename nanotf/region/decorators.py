@@ -174,12 +174,41 @@ def whole(layer: Any) -> Any:
     Example:
         >>> attention = nanotf.whole(AttentionOverTheBatch())
     """
+    return _declared(layer, keras_names.WHOLE)
+
+
+def by_rows(layer: Any) -> Any:
+    """Declares that each row of a layer's outputs depends on one row of its inputs.
+
+    For a layer that is divided only then, because its graph does not show it: one that calls Python
+    code (`tf.py_function`, `tf.numpy_function`), or an operation of another library. It returns
+    tensors with rows along the first axis, and is a function of its arguments and weights: it draws
+    no random numbers, assigns no variables and adds no losses. Workers compare its outputs and
+    gradients with those of a call on all rows, at its first call, its 2nd, 4th, 8th and so on.
+
+    Args:
+        layer: `tf.keras.layers.Layer`.
+
+    Returns:
+        The layer.
+
+    Raises:
+        InvalidArgumentTypeError: `layer` is not a layer.
+        tf.errors.InvalidArgumentError: In a later call of the layer: the declaration is wrong.
+
+    Example:
+        >>> features = nanotf.by_rows(WaveletsInNumPy())
+    """
+    return _declared(layer, keras_names.BY_ROWS)
+
+
+def _declared(layer: Any, how: str) -> Any:
     if not isinstance(layer, require_tensorflow().keras.layers.Layer):
         raise InvalidArgumentTypeError(
-            "nanotf.whole() takes a layer or a model. Received: an object of class "
+            f"nanotf.{how}() takes a layer or a model. Received: an object of class "
             f"{type(layer).__qualname__}."
         )
-    setattr(layer, keras_names.WHOLE, True)
+    setattr(layer, keras_names.DECLARED, how)
     return layer
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
-from nanotf.region import compiled, rows, scope, variables
+from nanotf.region import compiled, declared, rows, scope, variables
 from nanotf.region.proof.verdicts import (
     Along,
     Verdict,
@@ -74,15 +74,20 @@ class Region:
 
     def draws_rows(self) -> bool:
         """Returns True if the numbers drawn now have rows."""
-        return self._known(self._draws, "draws random numbers")
+        return bool(self._known(self._draws, "draws random numbers"))
 
     def is_over_rows(self) -> bool:
         """Returns True if the statistics computed now are over rows of the batch."""
-        return self._known(self._statistics, "computes statistics")
+        return bool(self._known(self._statistics, "computes statistics"))
 
-    def _known(self, found: Iterator[bool], what: str) -> bool:
-        for has_rows in found:
-            return has_rows
+    def _known(self, found: Iterator[Any], what: str) -> Any:
+        for each in found:
+            return each
+        if getattr(self.layer, keras_names.DECLARED, None) == keras_names.BY_ROWS:
+            raise ModelError(
+                "A layer that nanotf.by_rows declares must be a function of its arguments and "
+                f"weights. Received: {self.layer.name}, which {what}. Leave nanotf.by_rows out."
+            )
         raise ModelError(
             "A layer whose call is divided must do what it did when it was traced. Received: "
             f"{self.layer.name}, which {what} more often. Wrap the layer: nanotf.whole(layer)."
@@ -199,7 +204,7 @@ class Region:
         for found in keras_names.lists_of_losses(self.layer):
             for place, loss in enumerate(list(found)):
                 if isinstance(loss, tf.Tensor) and id(loss) not in before:
-                    found[place] = self.leave(loss, next(each))
+                    found[place] = self.leave(loss, self._known(each, "adds losses"))
 
 
 def is_data(leaf: Any) -> bool:
@@ -223,7 +228,8 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
-    if getattr(layer, keras_names.WHOLE, False):
+    declaration = getattr(layer, keras_names.DECLARED, None)
+    if declaration == keras_names.WHOLE:
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
     division = _division_for(layer, stock, args, kwargs)
@@ -231,16 +237,28 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return stock(layer, *args, **kwargs)
     subject = layer_subject(layer, stock)
     verdict = verdict_of(subject, args, kwargs, division, is_data)
-    if verdict.whole:
-        before = scope.wholes
-        out = stock(layer, *args, **kwargs)
-        if scope.wholes == before:  # no layer inside is the reason
-            warn_of_whole(subject, verdict)
+    if not verdict.whole:
+        return _divided(layer, stock, division, verdict, args, kwargs)
+    if declaration == keras_names.BY_ROWS:
         scope.wholes += 1
-        return out
-    out = _on_own_rows(
-        Region(division, layer, verdict.draws, verdict.statistics), verdict, stock, args, kwargs
-    )
+        trained = tuple(map(keras_names.tf_variable, layer.trainable_variables))
+        verdict = Verdict(factors=None, variables=trained, reads_behind=True, leaves_notes=True)
+        divided = functools.partial(_divided, layer, stock, division, verdict)
+        declared.check(layer, functools.partial(stock, layer), divided, args, kwargs)
+        return divided(args, kwargs)
+    before = scope.wholes
+    out = stock(layer, *args, **kwargs)
+    if scope.wholes == before:  # no layer inside is the reason
+        warn_of_whole(subject, verdict)
+    scope.wholes += 1
+    return out
+
+
+def _divided(
+    layer: Any, stock: Any, division: Division, verdict: Verdict, args: Any, kwargs: Any
+) -> Any:
+    region = Region(division, layer, verdict.draws, verdict.statistics)
+    out = _on_own_rows(region, verdict, stock, args, kwargs)
     return _with_notes(layer, *out) if verdict.leaves_notes else out
 
 
@@ -268,14 +286,27 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
         combine = division.mean if kind == "mean" else division.sum
         variable.assign(value + combine(variable.read_value() - value))
     flat = tf.nest.flatten(out)
-    if len(flat) != len(verdict.factors):
+    factors = _declared_factors(layer, flat) if verdict.factors is None else verdict.factors
+    if len(flat) != len(factors):
         raise InvalidArgumentError(
             "A layer that is divided must return as many tensors outside a tf.function as inside "
-            f"one. Received: {layer.name}, which returned {len(flat)}, and {len(verdict.factors)} "
+            f"one. Received: {layer.name}, which returned {len(flat)}, and {len(factors)} "
             "in a graph. Wrap it: nanotf.whole(layer)."
         )
-    left = [region.leave(*pair) for pair in zip(flat, verdict.factors, strict=True)]
+    left = [region.leave(*pair) for pair in zip(flat, factors, strict=True)]
     return tf.nest.pack_sequence_as(out, left)
+
+
+def _declared_factors(layer: Any, outputs: Sequence[Any]) -> list[int]:
+    for output in outputs:
+        if not tf.is_tensor(output) or output.shape.rank == 0:
+            kind = "a scalar" if tf.is_tensor(output) else f"a {type(output).__qualname__}"
+            raise ModelError(
+                "A layer that nanotf.by_rows declares must return tensors with rows along their "
+                f"first axis. Received: {layer.name}, which returns {kind}. Leave nanotf.by_rows "
+                "out."
+            )
+    return [1] * len(outputs)
 
 
 def _with_notes(layer: Any, out: Any, notes: dict[tuple[int, str], Any]) -> Any:

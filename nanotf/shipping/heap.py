@@ -175,7 +175,7 @@ def _maker(obj: Any) -> Any:
 
 
 def _travels(name: str) -> bool:
-    return not name.startswith("_nanotf") or name == keras_names.WHOLE
+    return not name.startswith("_nanotf") or name == keras_names.DECLARED
 
 
 def _attributes(obj: Any) -> dict[str, Any]:

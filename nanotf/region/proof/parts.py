@@ -108,7 +108,7 @@ def _proved(layer: Any, stock: Any, described: list[Any], like: Any) -> _Outputs
     verdict = verdicts.prove(subject, given, like)
     others = verdict.losses or verdict.assigned or verdict.reads_behind or verdict.positions
     is_simple = not (verdict.whole or others)
-    if not is_simple or set(verdict.factors) != {1}:
+    if not is_simple or set(verdict.factors or ()) != {1}:
         return None
     flat = tf.nest.flatten(outputs[0])
     rows = flat[0].shape[0]

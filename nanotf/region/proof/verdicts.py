@@ -47,7 +47,8 @@ class Verdict:
     Args:
         whole: str, why the call cannot be divided; empty if it can.
         factors: tuple, per output the number of its rows per row of the batch, `Along` another
-            axis, "mean", "sum", or None for a value equal on all workers.
+            axis, "mean", "sum", or None for a value equal on all workers. None in place of the tuple:
+            1 for each, as the user declares.
         losses: tuple, the same for each value that the layer gives to `add_loss`.
         draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
             rows.
@@ -64,7 +65,7 @@ class Verdict:
     """
 
     whole: str = ""
-    factors: tuple[Any, ...] = ()
+    factors: tuple[Any, ...] | None = ()
     losses: tuple[Any, ...] = ()
     draws: tuple[bool, ...] = ()
     statistics: tuple[bool, ...] = ()
