@@ -239,9 +239,14 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
     legacy = is_legacy(getattr(model, "optimizer", None))
     if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may make slots later
         build_optimizer(model)
-    if not all(is_built(optimizer) for optimizer in optimizers_of(model)):
-        # Only the user's own step knows which optimizer trains which variables.
-        keras_names.trace_step(model, "train_step", specs, strategy)
+    found = optimizers_of(model)
+    if not all(map(is_built, found)):
+        # Only the user's own step knows which optimizer trains which variables. One that runs
+        # eagerly may read values, which a trace lacks; the only optimizer leaves those that it
+        # does not train as they are.
+        is_only = len(found) == 1 and found[0] is getattr(model, "optimizer", None)
+        if not (model.run_eagerly and is_only):
+            keras_names.trace_step(model, "train_step", specs, strategy)
         build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
 
 

@@ -297,6 +297,9 @@ class FitCall(ModelCall):
                 recorded = self.callbacks.recorded()
                 self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
             self.turn += 1  # from here on the epoch is complete, see `fail`
+            if first.attributes:
+                keras_names.set_plain_attributes(self.model, first.attributes)
+                self._attributes = pickle.dumps(keras_names.plain_attributes(self.model))
         if at_end or (first.state and look):
             self.state.load(self.turn)
             self.loaded = self.turn

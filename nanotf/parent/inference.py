@@ -151,16 +151,12 @@ class _Inference(ModelCall):
         """Returns the logs that callbacks get at a hook of a batch."""
         return waiting.logs
 
-    def take_over(self, first: jobs.Evaluated | jobs.Predicted) -> None:
-        """Copies the changes of a pass to the user's model: counters, seeds of random layers.
-
-        Args:
-            first: rank 0's result, whose seeds are those of a single process.
-        """
-        keras_names.set_step_count(self.model, self.method, first.steps)
-        seeds = generation().seed_variables(self.model)
-        for variable, value in zip(seeds, first.seeds, strict=True):
-            variable.assign(value)
+    def take_over(self, left: jobs.Left) -> None:
+        """Copies the changes of a pass to the user's model."""
+        keras_names.set_step_count(self.model, self.method, left.steps)
+        for place, value in left.changed.items():
+            self.variables[place].assign(value)
+        keras_names.set_plain_attributes(self.model, left.attributes)
 
 
 class _EvaluateCall(_Inference):
@@ -194,7 +190,7 @@ class _EvaluateCall(_Inference):
         if [tuple(v.shape) for v in variables] == [value.shape for value in first.metrics]:
             for variable, value in zip(variables, first.metrics, strict=True):
                 variable.assign(value)
-        self.take_over(first)
+        self.take_over(first.left)
         self.callbacks.list.on_test_end(first.logs)
         return first.logs if self.return_dict else first.values
 
@@ -245,7 +241,7 @@ class _PredictCall(_Inference):
     def fail(self) -> None:
         self.outputs.discard()
 
-    def end(self, results: list[jobs.Predicted]) -> Any:
+    def end(self, results: list[jobs.Left]) -> Any:
         self.data.warn_of_pass()
         try:
             self.take_over(results[0])

@@ -132,6 +132,23 @@ class EvaluateJob(ModelJob):
 
 
 @dataclasses.dataclass(frozen=True)
+class Left:
+    """What a pass of `evaluate` or `predict` leaves in the model on rank 0, as in one process.
+
+    Args:
+        steps: int or None, batches, if Keras counts them in the model.
+        changed: dict of int to `numpy.ndarray`, the values of the variables that the pass has
+            changed, such as the states of random layers, by place in `ModelJob.layout`.
+        attributes: see `keras_names.plain_attributes`, those of the model, if steps that run
+            eagerly have changed any.
+    """
+
+    steps: int | None
+    changed: dict[int, Any]
+    attributes: tuple[dict[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluated:
     """A worker's result of an `EvaluateJob`.
 
@@ -139,20 +156,18 @@ class Evaluated:
         logs: dict of str to float, result of `evaluate(return_dict=True)`; equal on all ranks.
         values: float or list of float, result of `evaluate()`.
         metrics: list of `numpy.ndarray`, this rank's part of the metrics' variables.
-        steps: int or None, batches, if Keras counts them in the model.
-        seeds: list of `numpy.ndarray`, the states of this rank's random layers.
+        left: `Left`.
     """
 
     logs: dict[str, Any]
     values: Any
     metrics: list[Any]
-    steps: int | None
-    seeds: list[Any]
+    left: Left
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictJob(ModelJob):
-    """One `predict`. A worker's result is `Predicted`.
+    """One `predict`. A worker's result is `Left`, besides the outputs that it has sent.
 
     Args:
         data: `ArrayInput` or `StreamInput`.
@@ -161,18 +176,6 @@ class PredictJob(ModelJob):
 
     data: Any
     steps: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Predicted:
-    """A worker's result of a `PredictJob`, besides the outputs that it has sent.
-
-    Args:
-        steps, seeds: see `Evaluated`.
-    """
-
-    steps: int | None
-    seeds: list[Any]
 
 
 # ------------------------------------------------------------------------- custom loops

@@ -214,11 +214,17 @@ class State:
 
     def differs(self, turn: int) -> bool:
         """Returns True if any variable differs from the block's values of `turn`."""
+        return any(True for _ in self._changed(turn))
+
+    def changed(self, turn: int) -> dict[int, np.ndarray[Any, Any]]:
+        """Returns the variables that differ from the block's values of `turn`, by place."""
+        return {place: _array(variable).copy() for place, variable in self._changed(turn)}
+
+    def _changed(self, turn: int) -> Iterator[tuple[int, Any]]:
         values = self._values(turn)
-        return any(
-            not np.array_equal(_bits(_array(variable)), _bits(values[place]))
-            for place, variable in zip(self.places, self.variables, strict=True)
-        )
+        for place, variable in zip(self.places, self.variables, strict=True):
+            if not np.array_equal(_bits(_array(variable)), _bits(values[place])):
+                yield place, variable
 
 
 def _array(variable: Any) -> np.ndarray[Any, Any]:

@@ -218,7 +218,8 @@ class Waiting(Message):
     """Worker -> parent, every rank: it has reached a hook, and the parent decides how to proceed.
 
     If `state` is true, the rank's variables are in its part of the state block. `written` lists
-    the parts that it has written there, if `Setup` asked for that.
+    the parts that it has written there, if `Setup` asked for that. `attributes`, from rank 0: see
+    `keras_names.plain_attributes`, those of the model, if steps that run eagerly have changed any.
     """
 
     job: int
@@ -228,6 +229,7 @@ class Waiting(Message):
     logs: Logs | None = None
     state: bool = False
     written: Written = ()
+    attributes: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

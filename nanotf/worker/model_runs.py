@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -103,6 +104,7 @@ class _ModelRun:
         variables += [kept.numbered[number] for number in job.captured]
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
+        self._note_attributes()
         session.stopwatch.ready()
 
     def _restore_random_states(self) -> None:
@@ -145,9 +147,26 @@ class _ModelRun:
                 self.session.channel.send(messages.DataFailed(self.number, None, error))
             raise Abandoned
 
-    def _seeds(self) -> list[Any]:
-        """Returns the seeds of random layers; some layers also draw outside training."""
-        return [v.numpy() for v in generation().seed_variables(self.model)]
+    def _left(self, method: str) -> jobs.Left:
+        """Returns what a pass over the data leaves in the model; only rank 0's is used."""
+        steps = keras_names.step_count(self.model, method)
+        if self.session.rank:
+            return jobs.Left(steps, {})
+        return jobs.Left(steps, self.state.changed(0), self._changed_attributes())
+
+    def _changed_attributes(self) -> tuple[dict[str, Any], ...]:
+        """Returns the model's plain attributes if steps that run eagerly have changed any.
+
+        In a graph their code runs when it is traced, as often as the parent's own.
+        """
+        if not self.model.run_eagerly:
+            return ()
+        found = keras_names.plain_attributes(self.model)
+        before, self._attributes = self._attributes, pickle.dumps(found)
+        return found if self._attributes != before else ()
+
+    def _note_attributes(self) -> None:
+        self._attributes = pickle.dumps(keras_names.plain_attributes(self.model))
 
     def _callbacks(self) -> list[Any]:
         passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
@@ -205,12 +224,20 @@ class _ModelRun:
         logs: messages.Logs | None,
         with_state: bool = False,
         written: messages.Written = (),
+        attributes: tuple[dict[str, Any], ...] = (),
     ) -> messages.Proceed:
         """Waits until all ranks have reached this hook and the parent answers."""
         rank = self.session.rank
         self.session.channel.send(
             messages.Waiting(
-                self.number, rank, name, index, logs if rank == 0 else None, with_state, written
+                self.number,
+                rank,
+                name,
+                index,
+                logs if rank == 0 else None,
+                with_state,
+                written,
+                attributes,
             )
         )
         answer: messages.Proceed = self.inbox.answer()
@@ -249,6 +276,7 @@ class FitRun(_ModelRun):
         self.metrics.load(jobs.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         keras_names.set_plain_attributes(self.model, job.attributes)
+        self._note_attributes()
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
         train, steps = inputs.passes_for(self.model, job.train, job.steps_per_epoch)
@@ -364,6 +392,7 @@ class FitRun(_ModelRun):
             answer = self._store_and_ask(name, index, logs, True)
         if answer.attributes:
             keras_names.set_plain_attributes(self.model, answer.attributes)
+            self._note_attributes()
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
@@ -373,9 +402,11 @@ class FitRun(_ModelRun):
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
     ) -> messages.Proceed:
         job, rank = self.job, self.session.rank
+        attributes: tuple[dict[str, Any], ...] = ()
         if with_state:
             self.turn += 1
             self.state.store_rank(self.turn, rank)
+            attributes = () if rank else self._changed_attributes()
         self.metrics.store_rank(jobs.METRICS, rank)
         written: messages.Written = ()
         if self.session.says_written:
@@ -384,7 +415,7 @@ class FitRun(_ModelRun):
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
                 written += messages.written(job.state_block, spans)
-        return self._ask(name, index, logs, with_state, written)
+        return self._ask(name, index, logs, with_state, written, attributes)
 
 
 class EvaluateRun(_ModelRun):
@@ -411,8 +442,7 @@ class EvaluateRun(_ModelRun):
             logs,
             generation().metrics_in_order(self.model, logs),
             [variable.numpy() for variable in variables],
-            keras_names.step_count(self.model, "evaluate"),
-            self._seeds(),
+            self._left("evaluate"),
         )
 
 
@@ -422,7 +452,7 @@ class PredictRun(_ModelRun):
     job: jobs.PredictJob
     stop_flag = "stop_predicting"
 
-    def _run(self) -> jobs.Predicted:
+    def _run(self) -> jobs.Left:
         job = self.job
         self._take_model(generation().model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
@@ -440,7 +470,7 @@ class PredictRun(_ModelRun):
         self._end_if_broken(job.data)
         self._send_held()
         self.writer.flush()
-        return jobs.Predicted(keras_names.step_count(self.model, "predict"), self._seeds())
+        return self._left("predict")
 
     def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
         rank = self.session.rank

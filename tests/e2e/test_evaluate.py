@@ -269,3 +269,35 @@ def test_reports_that_data_ran_out(
     ]
     assert said[1] == said[0]
     assert said[0] == (steps == 4)
+
+
+class Counts(L.Layer):  # type: ignore[misc]
+    """A layer that counts rows whenever it is called."""
+
+    def build(self, shape: Any) -> None:
+        self.rows = self.add_weight(shape=(), initializer="zeros", trainable=False, name="rows")
+
+    def call(self, x: Any) -> Any:
+        self.rows.assign_add(tf.reduce_sum(tf.cast(x[:, 0] > 0.0, self.rows.dtype)))
+        return x
+
+
+@pytest.mark.both_generations
+@pytest.mark.parametrize("rows", [44, 40])
+def test_variables_that_a_layer_assigns(rows: int) -> None:
+    """They come back from `evaluate` and `predict`, as from `fit`."""
+    x = np.random.default_rng(0).normal(size=(rows, 8)).astype(np.float32)
+    found = []
+    for options in ({}, {"num_processes": 2}):
+        layer = Counts()
+        model = Sequential([L.Input((8,)), layer, L.Dense(2)])
+        model.compile("sgd", "mse")
+        given = {"batch_size": 8, "verbose": 0, **options}
+        model.evaluate(x, x[:, :2], **given)
+        after = [float(layer.rows.numpy())]
+        model.predict(x, **given)
+        after.append(float(layer.rows.numpy()))
+        model.fit(x, x[:, :2], **given)
+        found.append([*after, float(layer.rows.numpy())])
+    assert found[1] == found[0]
+    assert found[0][0] > 0.0

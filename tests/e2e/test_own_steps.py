@@ -498,3 +498,50 @@ def test_an_attribute_that_a_callback_sets(float64: None, eagerly: bool) -> None
         models.append(model)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
     assert_same_state(models[1], models[0])
+
+
+class Counting(Weighted):
+    """A model whose eager steps read values and count, as code under a debugger does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.steps += 1
+        self.beta = 1.0 if self.steps < 4 else 0.5
+        logs = super().train_step(data)
+        assert float(logs["loss"].numpy()) >= 0.0
+        return logs
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.steps += 100
+        return {"loss": tf.reduce_mean((self(data[0]) - data[1]) ** 2)}
+
+    def predict_step(self, data: Any) -> Any:
+        self.steps += 10_000
+        return self(data[0] if isinstance(data, tuple) else data)
+
+
+@pytest.mark.both_generations
+def test_attributes_that_eager_steps_change(float64: None) -> None:
+    """They come back after each method, and the next one continues with them."""
+    models, results, counts = [], [], []
+    for options in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(2)
+        model = Counting()
+        model.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=True)
+        given = {"batch_size": BATCH, "verbose": 0, **options}
+        history = model.fit(*_data(), shuffle=False, **given).history["loss"]
+        counts.append([model.steps])
+        results.append([history, model.evaluate(*_data(), **given)])
+        counts[-1].append(model.steps)
+        results[-1] += [model.predict(_data()[0], **given)]
+        counts[-1].append(model.steps)
+        results[-1] += [model.fit(*_data(), shuffle=False, **given).history["loss"]]
+        counts[-1].append(model.steps)
+        models.append(model)
+    assert counts[1] == counts[0]
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    assert_same_state(models[1], models[0])
