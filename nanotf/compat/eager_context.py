@@ -19,6 +19,7 @@ from typing import Any
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record as recorder
 from tensorflow.python.framework import op_callbacks, ops
+from tensorflow.python.ops import gen_resource_variable_ops
 
 
 def seeds() -> tuple[int, Any] | None:
@@ -32,12 +33,44 @@ def seeds() -> tuple[int, Any] | None:
 
 
 def made_outside(make: Callable[[], Any]) -> Any:
-    """Returns what a function makes outside of any trace, tape or strategy: in another thread.
+    """Returns what a function makes apart from any trace, tape or strategy: in another thread.
 
     TensorFlow traces a function twice if a variable is made in its first trace.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
+
+
+@contextlib.contextmanager
+def initializing() -> Iterator[None]:
+    """Gives variables that are made in this context their initial values at its end.
+
+    Code that makes variables in the first trace of a `tf.function` leaves them so: what it assigns
+    to them is part of that trace, which never runs, since TensorFlow traces the function again.
+    """
+    first: dict[int, list[Any]] = {}  # of each handle made here: itself, and its first value
+
+    def note(
+        op_type: str,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        op_name: Any = None,  # TensorFlow passes the last two by name
+        graph: Any = None,
+    ) -> None:
+        if op_type == "VarHandleOp":
+            first[id(outputs[0])] = [outputs[0]]
+        elif op_type.startswith("Assign") and id(inputs[0]) in first:
+            first[id(inputs[0])].append(inputs[1])
+
+    op_callbacks.add_op_callback(note)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(note)
+    for handle, *values in first.values():
+        if len(values) > 1:
+            gen_resource_variable_ops.assign_variable_op(handle, values[0])
 
 
 @contextlib.contextmanager

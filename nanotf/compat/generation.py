@@ -103,6 +103,17 @@ class Generation(Protocol):
     def builds_optimizer_first(self, model: Any) -> bool:
         """Returns True if `fit` builds the optimizer before the user's own step can."""
 
+    def note_first_trace(self, optimizer: Any) -> None:
+        """Leaves in a built optimizer what Keras's first trace of a step leaves.
+
+        A trace that makes the optimizer's variables is followed by another. Keras 2's `Nadam`
+        counts its updates in a Python attribute, once per variable and trace, and its numbers
+        depend on the count.
+        """
+
+    def builds_optimizer_in_graph(self, model: Any) -> bool:
+        """Returns True if `fit` builds the optimizer in the trace of its first step."""
+
     def call_on_specs(self, model: Any, specs: Any) -> None:
         """Builds a model by a symbolic call.
 

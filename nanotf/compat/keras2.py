@@ -185,6 +185,10 @@ def builds_optimizer_first(model: Any) -> bool:
     return False
 
 
+def builds_optimizer_in_graph(model: Any) -> bool:
+    return False  # `apply_gradients` leaves the graph for it
+
+
 def call_on_specs(model: Any, specs: Any) -> None:
     tf = require_tensorflow()
     inputs = tf.nest.map_structure(
@@ -301,6 +305,11 @@ def state_beside(optimizer: Any) -> list[Any]:
         getattr(scale, "_counter", None),
     ]
     return [value for value in found if hasattr(value, "assign")]
+
+
+def note_first_trace(optimizer: Any) -> None:
+    if getattr(optimizer, "_u_product_counter", None) == 1:
+        optimizer._u_product_counter += len(optimizer._index_dict)
 
 
 def places_by_key(optimizer: Any) -> dict[Any, int]:

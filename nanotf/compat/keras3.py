@@ -180,6 +180,10 @@ def builds_optimizer_first(model: Any) -> bool:
     return model._distribute_strategy is not None
 
 
+def builds_optimizer_in_graph(model: Any) -> bool:
+    return not model.run_eagerly and not builds_optimizer_first(model)
+
+
 def call_on_specs(model: Any, specs: Any) -> None:
     tf = require_tensorflow()
     inputs = tf.nest.map_structure(
@@ -257,6 +261,10 @@ def plain_optimizers() -> list[Any]:
 
 def state_beside(optimizer: Any) -> list[Any]:
     return []
+
+
+def note_first_trace(optimizer: Any) -> None:
+    pass
 
 
 def places_by_key(optimizer: Any) -> dict[Any, int]:

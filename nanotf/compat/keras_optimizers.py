@@ -15,11 +15,12 @@ Covers their variables and slots, and how they are built.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import eager_context, keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
@@ -44,8 +45,23 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
         return []
     found = optimizer.variables
     variables = [keras_names.tf_variable(v) for v in (found() if callable(found) else found)]
-    known = {id(v) for v in variables}
-    return variables + [v for v in generation().state_beside(optimizer) if id(v) not in known]
+    beside = [*generation().state_beside(optimizer), *_in_attributes(optimizer)]
+    distinct = {id(v): v for v in [*variables, *beside]}
+    return list(distinct.values())
+
+
+def _in_attributes(optimizer: Any) -> list[Any]:
+    """Returns the variables in an optimizer's attributes, but those that it trains."""
+    keys = (
+        {}
+        if is_legacy(optimizer) or not is_built(optimizer)
+        else generation().places_by_key(optimizer)
+    )
+    return [
+        keras_names.tf_variable(value)
+        for _, value in sorted(vars(optimizer).items())
+        if hasattr(value, "assign") and not (keys and optimizer._var_key(value) in keys)
+    ]
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -199,7 +215,9 @@ def build_optimizer(model: Any) -> None:
         optimizer._create_all_weights(model.trainable_variables)
         return
     if not is_built(optimizer):
-        optimizer.build(model.trainable_variables)
+        in_graph = generation().builds_optimizer_in_graph(model)
+        with eager_context.initializing() if in_graph else contextlib.nullcontext():
+            optimizer.build(model.trainable_variables)
 
 
 def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -248,6 +266,9 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         if not (model.run_eagerly and is_only):
             keras_names.trace_step(model, "train_step", specs, strategy)
         build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
+    if not model.run_eagerly:
+        for optimizer in found:
+            generation().note_first_trace(optimizer)
 
 
 def is_legacy(optimizer: Any) -> bool:

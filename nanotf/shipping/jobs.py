@@ -133,7 +133,7 @@ class EvaluateJob(ModelJob):
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """What a pass of `evaluate` or `predict` leaves in the model on rank 0, as in one process.
+    """Changes of the model by a pass of `evaluate` or `predict` on rank 0, as in one process.
 
     Args:
         steps: int or None, batches, if Keras counts them in the model.

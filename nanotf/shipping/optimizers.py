@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import containers, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
@@ -88,7 +88,8 @@ def _is_object(value: Any) -> bool:
 def _config_of(optimizer: Any) -> dict[str, Any]:
     with _mute_schedules(optimizer):
         try:
-            return dict(optimizer.get_config())
+            config: dict[str, Any] = containers.without_tracking(dict(optimizer.get_config()))
+            return config
         except Exception as error:
             raise _not_configurable(optimizer, f"get_config() raised {error!r}") from error
 

@@ -74,6 +74,7 @@ class _ModelRun:
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
         self.reader = session.reader
+        self._attributes = b""  # pickled, the model's plain ones when last looked at
         self._refused: dict[int, Exception] = {}  # by source, the error of its last batch
 
     def run(self) -> Any:
