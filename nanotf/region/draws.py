@@ -29,7 +29,7 @@ def drawing(stock: Any, _: Any) -> Any:
         if scope.proof is not None:
             drawn = stock(*args, **kwargs)
             others = [value for name, value in bound.arguments.items() if name in _LIMITS]
-            scope.proof.note_draw(drawn, bound.arguments["shape"], others)
+            scope.proof.note_draw(drawn, others)
             return drawn
         if region is None or region.is_left():
             return stock(*args, **kwargs)

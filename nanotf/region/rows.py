@@ -107,8 +107,12 @@ class Division:
 
     @property
     def is_full(self) -> bool:
-        """Returns True if the worker is known to have rows."""
-        return self.is_known and self.count > 0
+        """Returns True if all workers are known to have rows.
+
+        Not this worker alone: all make the same operations, since a tape orders gradients, and with
+        them their exchanges, by the operations that were made.
+        """
+        return self.is_known and self.n >= self.exchange.size
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -109,6 +109,7 @@ APART: dict[str, Callable[[], Any]] = {
     "depthwise": lambda: L.DepthwiseConv2D(3),
     "layer normalization": L.LayerNormalization,
     "batch normalization": L.BatchNormalization,
+    "batch normalization of images": L.BatchNormalization,
     "lstm": lambda: L.LSTM(4),
     "gru": lambda: L.GRU(4, return_sequences=True),
     "bidirectional": lambda: L.Bidirectional(L.LSTM(4)),
@@ -174,7 +175,7 @@ COUPLED["number for few rows"] = lambda: Own(
     lambda s, x: x * s.w * (3.0 if (x.shape[0] or 9) < 8 else 2.0)
 )
 SHAPES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("convolution", "depthwise"), IMAGE),
+    **dict.fromkeys(("convolution", "depthwise", "batch normalization of images"), IMAGE),
     **dict.fromkeys(
         (
             *("layer normalization", "lstm", "gru", "bidirectional", "group normalization"),
@@ -205,7 +206,7 @@ def _print_verdicts() -> None:
         layer = make()
         stock(layer, tf.zeros((2, *shape_of(name)), dtype_of(name)))
         argument = traces.Argument(shape_of(name), tf.as_dtype(dtype_of(name)), True)
-        options = {"training": True} if name in ("dropout", "batch normalization") else {}
+        options = {"training": True} if "batch norm" in name or name == "dropout" else {}
         leaves = [argument, *options.values()]
         verdict = verdicts.prove(
             verdicts.layer_subject(layer, stock), leaves, ((argument,), options), (4, 8)

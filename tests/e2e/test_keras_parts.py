@@ -104,6 +104,23 @@ def test_layers(float64: None, kind: str, size: Size) -> None:
     )
 
 
+def test_branches_and_batches_of_one_row(float64: None) -> None:
+    """A worker without rows makes the same operations, and so the same order of exchanges."""
+    shape, table = parts.LAYERS["sequences"]
+    chosen = {name: table[name] for name in ("Masking", "TimeDistributed")}
+    one = Size(3, 1)
+
+    def trained(x: Any) -> Any:
+        return L.Dense(shape[-1], activation="tanh")(x)
+
+    assert_alike(
+        lambda: branches(lambda: L.Input(shape), chosen, trained),
+        values(one, *shape),
+        targets_of(chosen, one),
+        one,
+    )
+
+
 @pytest.mark.thorough
 def test_layers_with_several_inputs(float64: None, size: Size) -> None:
     def merged(name: str) -> Callable[[], Any]:

@@ -218,6 +218,8 @@ class Reader:
     # ------------------------------------------------------------------ numbers made from shapes
     def _counted(self, operation: Any, inputs: Sequence[TensorState]) -> list[TensorState] | None:
         """Returns the states of results that are constants, None if there are other results."""
+        if operation.type in ("Identity", "IdentityN"):
+            return None  # an exchange's result is equal on all workers, although its input is not
         is_source = operation.type in ("Const", "Shape", "ShapeN", "Size", "Rank")
         if not is_source:
             if not any(state.kind == COUNTED or state.power for state in inputs):

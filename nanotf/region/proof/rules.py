@@ -599,7 +599,19 @@ def _permute(step: RuleArguments) -> TensorState:
 
 
 # ---------------------------------------------------------------------------------------------- lists
-@_rule("EmptyTensorList TensorListReserve")
+# A branch leaves values for its gradient, and nothing if the other branch was taken.
+@_rule("OptionalFromValue")
+def _optional(step: RuleArguments) -> TensorState:
+    return TensorState(LIST, of=step.inputs[0])
+
+
+@_rule("OptionalGetValue")
+def _value_of_optional(step: RuleArguments) -> TensorState:
+    found: TensorState = step.inputs[0].of
+    return found
+
+
+@_rule("EmptyTensorList TensorListReserve OptionalNone")
 def _empty(step: RuleArguments) -> TensorState:
     return TensorState(LIST, of=EMPTY)
 

@@ -114,20 +114,18 @@ class Tracing:
             return found
         raise Coupled(f"it calls other layers for {self.rows} rows")
 
-    def note_draw(self, drawn: Any, shape: Any, others: Sequence[Any]) -> None:
+    def note_draw(self, drawn: Any, others: Sequence[Any]) -> None:
         """Registers random numbers that a region draws for the whole batch.
 
         Args:
             drawn: tensor, the numbers.
-            shape: their shape, as it was given.
-            others: the other arguments of the draw.
+            others: the arguments of the draw that may have rows.
         """
-        known = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
-        known = [int(d) for d in np.ravel(known)] if known is not None else []
-        has_rows = bool(known) and known[0] == self.rows
+        known = list(drawn.shape) if drawn.shape.rank else []
+        has_rows = known[:1] == [self.rows]
         self.draws.append(has_rows)
         are_numbers = all(not tf.is_tensor(x) or x.shape.rank == 0 for x in others)
-        if has_rows and are_numbers and not any(d % self.rows == 0 for d in known[1:]):
+        if has_rows and are_numbers and all(d and d % self.rows for d in known[1:]):
             self.give(drawn, TensorState(ROWS))
 
     def give(self, tensor: Any, state: TensorState) -> None:
@@ -328,12 +326,14 @@ def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
         sources = [*inputs, *(inner for _, inner in pairs)]
         places = [i for i, tensor in enumerate(sources) if _is_differentiable(tensor)]
         found: list[Any] = [None] * len(sources)
-        if chosen and places:
-            made = tf.gradients(
-                chosen, [sources[i] for i in places], upstream, unconnected_gradients="none"
-            )
-            for place, gradient in zip(places, made, strict=True):
-                found[place] = gradient
+        # Without a gradient of some operation (a `LookupError`), no tape can have any.
+        with contextlib.suppress(LookupError):
+            if chosen and places:
+                made = tf.gradients(
+                    chosen, [sources[i] for i in places], upstream, unconnected_gradients="none"
+                )
+                for place, gradient in zip(places, made, strict=True):
+                    found[place] = gradient
     count = len(inputs)
     return Gradients(
         found[:count],
