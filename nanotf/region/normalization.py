@@ -171,7 +171,9 @@ def _gathered(values: list[Any]) -> list[Any]:
     assert region is not None
     exchange, present = region.exchange, region.division.count > 0
     mean, deviation, count = values
-    own = tf.stack([mean, deviation, tf.where(present, count, tf.zeros_like(count))])[None]
+    # A worker without rows has a padding row, which counts for nothing.
+    deviation, count = (tf.where(present, v, tf.zeros_like(v)) for v in (deviation, count))
+    own = tf.stack([mean, deviation, count])[None]
 
     @rows.with_gradient
     def gathered(own: Any) -> Any:

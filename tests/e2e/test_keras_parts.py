@@ -121,6 +121,24 @@ def test_branches_and_batches_of_one_row(float64: None) -> None:
     )
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("shape", [(3,), (6, 4), (4, 4, 3)])
+def test_statistics_where_a_worker_has_no_rows(float64: None, shape: tuple[int, ...]) -> None:
+    """A last batch of one row, in which the other worker's padding row counts for nothing."""
+    some = Size(9, 4)
+
+    def trained(x: Any) -> Any:
+        return L.Dense(shape[-1], activation="tanh")(x)
+
+    table = {"BatchNormalization": L.BatchNormalization}
+    assert_alike(
+        lambda: branches(lambda: L.Input(shape), table, trained),
+        values(some, *shape),
+        targets_of(table, some),
+        some,
+    )
+
+
 @pytest.mark.thorough
 def test_layers_with_several_inputs(float64: None, size: Size) -> None:
     def merged(name: str) -> Callable[[], Any]:
