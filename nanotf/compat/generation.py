@@ -65,6 +65,12 @@ class Generation(Protocol):
     def seed_variables(self, model: Any) -> list[Any]:
         """Returns the seeds of a model's random layers; `model_variables` includes them."""
 
+    def drawn_seeds(self) -> Any:
+        """Returns the state that random operations without a seed draw from as they run, or None.
+
+        `restore_seeds` sets it.
+        """
+
     def capture_seeds(self) -> Any:
         """Returns the state of Keras's own seed generator, None if there is none yet."""
 

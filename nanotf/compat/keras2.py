@@ -97,6 +97,10 @@ def seed_variables(model: Any) -> list[Any]:
     return [generator.state for generator in generators if generator is not None]
 
 
+def drawn_seeds() -> Any:
+    return None  # random operations without a seed draw from graphs' own
+
+
 def capture_seeds() -> Any:
     # Initial weights draw from it if `set_random_seed` was called, otherwise from Python's.
     generator = getattr(source_module("backend")._SEED_GENERATOR, "generator", None)

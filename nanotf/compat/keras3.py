@@ -92,13 +92,19 @@ def seed_variables(model: Any) -> list[Any]:
 def capture_seeds() -> Any:
     # Random operations without a seed draw from this generator.
     generator = source_module("backend.common.global_state").get_global_attribute(_GENERATOR)
-    return None if generator is None else generator.state.numpy()
+    # A trace may make another generator, but runs nothing that changes the state of this one.
+    is_kept = generator is None or not require_tensorflow().executing_eagerly()
+    return generator if is_kept else generator.state.numpy()
+
+
+def drawn_seeds() -> Any:
+    return capture_seeds()
 
 
 def restore_seeds(taken: Any) -> None:
     tracker = source_module("backend.common.global_state")
-    if taken is None:
-        tracker.set_global_attribute(_GENERATOR, None)
+    if taken is None or hasattr(taken, "state"):
+        tracker.set_global_attribute(_GENERATOR, taken)
     else:
         source_module("random.seed_generator").global_seed_generator().state.assign(taken)
 

@@ -52,15 +52,13 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 def _in_attributes(optimizer: Any) -> list[Any]:
     """Returns the variables in an optimizer's attributes, but those that it trains."""
-    keys = (
-        {}
-        if is_legacy(optimizer) or not is_built(optimizer)
-        else generation().places_by_key(optimizer)
-    )
+    kinds = (require_tensorflow().Variable, *generation().variable_classes())
+    has_keys = is_built(optimizer) and not is_legacy(optimizer)
+    keys = generation().places_by_key(optimizer) if has_keys else {}
     return [
         keras_names.tf_variable(value)
         for _, value in sorted(vars(optimizer).items())
-        if hasattr(value, "assign") and not (keys and optimizer._var_key(value) in keys)
+        if isinstance(value, kinds) and not (keys and optimizer._var_key(value) in keys)
     ]
 
 

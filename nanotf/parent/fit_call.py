@@ -6,6 +6,8 @@ import contextlib
 import pickle
 from typing import Any
 
+import numpy as np
+
 from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
@@ -52,6 +54,7 @@ class FitCall(ModelCall):
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: Unrecorded | None = None
         self._attributes = b""  # pickled, those that the workers have: arrays cannot be compared
+        self._seeds: Any = None  # the random state that they have
         self.sharding = sharding
         self.restarts = 0
         self.max_restarts = max_restarts
@@ -74,7 +77,8 @@ class FitCall(ModelCall):
         rejections.refuse_data(model, specs, "fit")
         super().build()
         rejections.refuse_optimizer(model, specs)
-        keras_optimizers.build_for_training(model, specs)
+        # With the rows that Keras's step would know.
+        keras_optimizers.build_for_training(model, self.data.keras_specs(self.data.train))
         self._refuse_weights_and_validation()
 
     def _refuse_weights_and_validation(self) -> None:
@@ -182,6 +186,7 @@ class FitCall(ModelCall):
         a = self.arguments
         attributes = keras_names.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)
+        self._seeds = generation().drawn_seeds()
         epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
         passed_steps, passed_logs = 0, None
         if self.continues and self.last is not None:
@@ -300,6 +305,9 @@ class FitCall(ModelCall):
             if first.attributes:
                 keras_names.set_plain_attributes(self.model, first.attributes)
                 self._attributes = pickle.dumps(keras_names.plain_attributes(self.model))
+            if first.seeds is not None:
+                generation().restore_seeds(first.seeds)
+                self._seeds = first.seeds
         if at_end or (first.state and look):
             self.state.load(self.turn)
             self.loaded = self.turn
@@ -326,10 +334,14 @@ class FitCall(ModelCall):
             pickled = pickle.dumps(found)
             if pickled != self._attributes:
                 self._attributes, attributes = pickled, found
+        seeds = generation().drawn_seeds()
+        has_drawn = not np.array_equal(seeds, self._seeds)
+        self._seeds = seeds
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
             attributes=attributes,
+            seeds=seeds if has_drawn else None,
             reload=reload,
             reload_metrics=reload_metrics,
             written=written,

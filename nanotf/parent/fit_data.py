@@ -290,7 +290,9 @@ class FitData:
             return dataclasses.replace(made, **place), signature
         self.streams.append(Stream(data, signature, trains, specs=data.element_spec))
         number = len(self.streams) - 1
-        return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
+        rows = streams.rows_of_batches(data.element_spec)
+        cardinality, steps = data.cardinality, data.steps
+        return streams.StreamInput(number, signature, cardinality, steps, rows), signature
 
     def _arrays(self, data: keras_epochs.Arrays, passes: int | None) -> inputs.ArrayInput:
         block = self._first_block + len(self._packings)

@@ -157,6 +157,8 @@ class _Inference(ModelCall):
         for place, value in left.changed.items():
             self.variables[place].assign(value)
         keras_names.set_plain_attributes(self.model, left.attributes)
+        if left.seeds is not None:
+            generation().restore_seeds(left.seeds)
 
 
 class _EvaluateCall(_Inference):

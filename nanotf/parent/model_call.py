@@ -67,6 +67,8 @@ class ModelCall(calls.Call):
         step = f"{rejections.STEPS[method]}_step"
         if keras_names.has_own_step(model, step) and not model.run_eagerly:
             # It may call the model, or parts of it, on something other than the data's inputs.
+            if self.method != "predict":
+                specs = self.data.keras_specs(self.data.train)  # with the rows that Keras knows
             keras_names.trace_step(model, step, specs)
             return
         self._call_model(specs[0] if isinstance(specs, tuple) else specs)

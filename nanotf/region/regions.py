@@ -194,7 +194,7 @@ class Region:
             first = tf.reduce_sum(lengths[: exchange.rank])
             own_length = lengths[exchange.rank]
             whole = exchange.gather_rows(counted, if_read=True)
-            return whole, lambda d: d[first : first + own_length]
+            return whole, lambda d: rows.dense(d)[first : first + own_length]
 
         return join(counted)
 

@@ -163,7 +163,7 @@ class Division:
 
         @with_gradient
         def take(whole: Any) -> Any:
-            return self.own(whole), lambda d: self.join(d)
+            return self.own(whole), lambda d: self.join(dense(d))
 
         return take(whole)
 
@@ -178,7 +178,7 @@ class Division:
             own = whole[factor * self._first : factor * self._end]
             if not self.is_full:
                 own = self._filled(own, factor)
-            return own, lambda d: self.join(d, factor)
+            return own, lambda d: self.join(dense(d), factor)
 
         return cut(whole)
 
@@ -205,7 +205,7 @@ class Division:
         @with_gradient
         def join(own: Any) -> Any:
             whole = self.gathered(own, factor)
-            return whole, lambda d: self.cut(d, factor)
+            return whole, lambda d: self.cut(dense(d), factor)
 
         whole = join(own) if own.dtype.is_floating or own.dtype.is_complex else self.gathered(own)
         whole._nanotf_rows = Rows(self, own, factor)
@@ -235,7 +235,7 @@ class Division:
         @with_gradient
         def alike(value: Any) -> Any:
             share = tf.cast(self.share, value.dtype)
-            return tf.identity(value), lambda d: spread(exchange, [d])[0] * share
+            return tf.identity(value), lambda d: spread(exchange, [dense(d)])[0] * share
 
         return alike(value)
 
@@ -246,6 +246,11 @@ class Division:
 
     def _without_rest(self, own: Any, factor: int) -> Any:
         return self._filled(own[: factor * self.count], factor)
+
+
+def dense(gradient: Any) -> Any:
+    """Returns a gradient as a tensor; that of a `tf.gather` arrives as `tf.IndexedSlices`."""
+    return tf.convert_to_tensor(gradient)
 
 
 def length_of(value: Any) -> Any:

@@ -27,7 +27,7 @@ def plain(variable: Any) -> Any:
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
     """Returns the plain variables that a layer may train or its code reads, each once."""
-    found = [plain(v) for v in (*layer.variables, *others)]
+    found = [plain(v) for v in (*keras_names.tf_variables(layer), *others)]
     found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
     return list({id(v): v for v in found}.values())
 

@@ -144,10 +144,10 @@ def specs_of_step(data: Any) -> Any:
     return tf.nest.map_structure(spec, own), tf.TensorSpec(extent.shape, extent.dtype)
 
 
-def extent_spec() -> Any:
-    """Returns the `tf.TensorSpec` of the extent of batches of any length."""
+def extent_spec(rows: int | None = None) -> Any:
+    """Returns the `tf.TensorSpec` of the extent of batches of `rows` rows, None for any number."""
     tf = require_tensorflow()
-    return tf.TensorSpec([None, 0], tf.bool)
+    return tf.TensorSpec([rows, 0], tf.bool)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,11 +141,13 @@ class Left:
             changed, such as the states of random layers, by place in `ModelJob.layout`.
         attributes: see `keras_names.plain_attributes`, those of the model, if steps that run
             eagerly have changed any.
+        seeds: see `Generation.drawn_seeds`.
     """
 
     steps: int | None
     changed: dict[int, Any]
     attributes: tuple[dict[str, Any], ...] = ()
+    seeds: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

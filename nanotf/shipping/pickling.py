@@ -10,12 +10,15 @@ An object that occurs in several places is a single object again after loading.
 from __future__ import annotations
 import __future__
 
+import ast
 import contextlib
 import dataclasses
+import inspect
 import io
 import linecache
 import pathlib
 import pickle
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -115,17 +118,36 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
     """Returns globals that AutoGraph needs in the worker, besides those that a function refers to.
 
-    It needs the module's features from `__future__`, which tell if annotations are evaluated: they
-    may name things missing in the worker. It also needs the source of functions typed into a
-    notebook.
+    It needs the module's features from `__future__`, which tell if annotations are evaluated, and
+    what those name. It also needs the source of functions typed into a notebook.
     """
     flags = function.__code__.co_flags
     features = {name: getattr(__future__, name) for name in __future__.all_feature_names}
     found: dict[str, Any] = {n: f for n, f in features.items() if flags & f.compiler_flag}
+    if function.__annotations__ and "annotations" not in found:
+        names = _names_in_annotations(function)
+        found.update({n: v for n, v in function.__globals__.items() if n in names})
     path = function.__code__.co_filename
     if path in linecache.cache and not pathlib.Path(path).is_file():
         found["__nanotf_source__"] = _Source(path, linecache.getlines(path))
     return found
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _names_in_annotations(function: types.FunctionType) -> set[str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):  # without its source AutoGraph does not convert it
+        return set()
+    first = next((node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)), None)
+    if first is None:
+        return set()
+    arguments = [node for node in ast.walk(first.args) if isinstance(node, ast.arg)]
+    given = [first.returns, *(node.annotation for node in arguments)]
+    nodes = [node for each in given if each is not None for node in ast.walk(each)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 @dataclasses.dataclass(frozen=True)

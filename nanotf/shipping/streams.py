@@ -62,12 +62,14 @@ class StreamInput:
         cardinality: int, batches per iteration that a worker's Keras assumes, or TensorFlow's
             codes for endless and unknown.
         steps: int or None, batches per epoch, if known.
+        rows: int or None, rows of each batch, if the dataset knows it.
     """
 
     stream: int
     signature: Any
     cardinality: int
     steps: int | None = None
+    rows: int | None = None
 
     def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
         """Returns the worker's dataset."""
@@ -79,7 +81,7 @@ class StreamInput:
 
         made = tuned(
             tf.data.Dataset.from_generator(
-                generate, output_signature=(self.signature, extent_spec())
+                generate, output_signature=(self.signature, extent_spec(self.rows))
             ).prefetch(2)
         )
         if self.cardinality == tf.data.UNKNOWN_CARDINALITY:
@@ -112,6 +114,12 @@ def signature_of(element_spec: Any, what: str) -> Any:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
     return tf.nest.map_structure(relaxed, element_spec)
+
+
+def rows_of_batches(element_spec: Any) -> int | None:
+    """Returns the number of rows that all tensors of a batch have, None if it is not known."""
+    rows = {spec.shape[0] for spec in require_tensorflow().nest.flatten(element_spec)}
+    return rows.pop() if len(rows) == 1 else None
 
 
 def check_dense(element_spec: Any, what: str) -> None:

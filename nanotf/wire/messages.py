@@ -220,6 +220,7 @@ class Waiting(Message):
     If `state` is true, the rank's variables are in its part of the state block. `written` lists
     the parts that it has written there, if `Setup` asked for that. `attributes`, from rank 0: see
     `keras_names.plain_attributes`, those of the model, if steps that run eagerly have changed any.
+    `seeds`, from rank 0 and with its state: see `Generation.drawn_seeds`.
     """
 
     job: int
@@ -230,6 +231,7 @@ class Waiting(Message):
     state: bool = False
     written: Written = ()
     attributes: tuple[dict[str, Any], ...] = ()
+    seeds: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +249,7 @@ class Proceed(Message):
         written: the parts of the job's blocks that the parent has written.
         attributes: see `keras_names.plain_attributes`, those of the model, if callbacks have
             changed any.
+        seeds: see `Generation.drawn_seeds`, if callbacks have drawn from them.
     """
 
     job: int
@@ -257,6 +260,7 @@ class Proceed(Message):
     abandon: bool = False
     written: Written = ()
     attributes: tuple[dict[str, Any], ...] = ()
+    seeds: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

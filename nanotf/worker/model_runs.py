@@ -153,7 +153,8 @@ class _ModelRun:
         steps = keras_names.step_count(self.model, method)
         if self.session.rank:
             return jobs.Left(steps, {})
-        return jobs.Left(steps, self.state.changed(0), self._changed_attributes())
+        seeds = generation().drawn_seeds()
+        return jobs.Left(steps, self.state.changed(0), self._changed_attributes(), seeds)
 
     def _changed_attributes(self) -> tuple[dict[str, Any], ...]:
         """Returns the model's plain attributes if steps that run eagerly have changed any.
@@ -226,6 +227,7 @@ class _ModelRun:
         with_state: bool = False,
         written: messages.Written = (),
         attributes: tuple[dict[str, Any], ...] = (),
+        seeds: Any = None,
     ) -> messages.Proceed:
         """Waits until all ranks have reached this hook and the parent answers."""
         rank = self.session.rank
@@ -239,6 +241,7 @@ class _ModelRun:
                 with_state,
                 written,
                 attributes,
+                seeds,
             )
         )
         answer: messages.Proceed = self.inbox.answer()
@@ -394,6 +397,8 @@ class FitRun(_ModelRun):
         if answer.attributes:
             keras_names.set_plain_attributes(self.model, answer.attributes)
             self._note_attributes()
+        if answer.seeds is not None:
+            generation().restore_seeds(answer.seeds)
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
@@ -404,10 +409,12 @@ class FitRun(_ModelRun):
     ) -> messages.Proceed:
         job, rank = self.job, self.session.rank
         attributes: tuple[dict[str, Any], ...] = ()
+        seeds = None
         if with_state:
             self.turn += 1
             self.state.store_rank(self.turn, rank)
-            attributes = () if rank else self._changed_attributes()
+            if rank == 0:
+                attributes, seeds = self._changed_attributes(), generation().drawn_seeds()
         self.metrics.store_rank(jobs.METRICS, rank)
         written: messages.Written = ()
         if self.session.says_written:
@@ -416,7 +423,7 @@ class FitRun(_ModelRun):
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
                 written += messages.written(job.state_block, spans)
-        return self._ask(name, index, logs, with_state, written, attributes)
+        return self._ask(name, index, logs, with_state, written, attributes, seeds)
 
 
 class EvaluateRun(_ModelRun):

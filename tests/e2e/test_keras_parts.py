@@ -104,6 +104,23 @@ def test_layers(float64: None, kind: str, size: Size) -> None:
     )
 
 
+@pytest.mark.parametrize("rows", [22, 24])
+def test_a_look_up_table_in_a_model(float64: None, rows: int) -> None:
+    """Keras 2 lists the table among the model's variables."""
+    numbers = np.random.default_rng(5).integers(0, 4, (rows, 1))
+    table = L.IntegerLookup(output_mode="multi_hot")
+    table.adapt(numbers)
+
+    def model() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((1,), dtype="int64")
+        made = Model(inputs, L.Dense(1)(table(inputs)))
+        made.compile(tf.keras.optimizers.SGD(0.05), "mse")
+        return made
+
+    assert_alike(model, numbers, numbers.astype("float64"), Size(rows, 8))
+
+
 def test_branches_and_batches_of_one_row(float64: None) -> None:
     """A worker without rows makes the same operations, and so the same order of exchanges."""
     shape, table = parts.LAYERS["sequences"]

@@ -545,3 +545,86 @@ def test_attributes_that_eager_steps_change(float64: None) -> None:
     for ours, theirs in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
     assert_same_state(models[1], models[0])
+
+
+class Stepped(Model):
+    """A model whose step computes its loss by a function of a batch, the model and its outputs."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.own_loss = loss
+        self.hidden, self.out = L.Dense(3), L.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(self, data)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def _looked_up(model: Any, data: Any) -> Any:
+    """Returns a loss of some rows of an output, whose gradient is sparse; as on a graph's nodes."""
+    x, y = data
+    return tf.reduce_mean((tf.gather(model(x), [1, 0, 1]) - y[:3]) ** 2)
+
+
+def _of_known_rows(model: Any, data: Any) -> Any:
+    x, y = data
+    rows = tf.shape(x, out_type=x.dtype)[0]  # possible where TensorFlow knows the number
+    return tf.reduce_sum((model(x) - y) ** 2) / rows / x.shape[0]
+
+
+@pytest.mark.both_generations
+@pytest.mark.every_case
+@pytest.mark.parametrize("loss", [_looked_up, _of_known_rows])
+@pytest.mark.parametrize("rows", [44, 40])
+def test_losses_of_own_steps(float64: None, loss: Any, rows: int) -> None:
+    """The dataset drops a short last batch, so that TensorFlow knows the rows of each."""
+    x, y = (np.random.default_rng(i).normal(size=(rows, n)) for i, n in enumerate((4, 2)))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=True)
+    models, histories = [], []
+    for options in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(2)
+        model = Stepped(loss)
+        model.compile(tf.keras.optimizers.SGD(0.05))
+        histories.append(model.fit(data, epochs=2, verbose=0, **options).history)
+        models.append(model)
+    assert_same_history(histories[1], histories[0])
+    assert_same_state(models[1], models[0])
+
+
+class Noisy(Stepped):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        return super().train_step((x + tf.keras.random.normal(tf.shape(x)), y))
+
+
+def _squared(model: Any, data: Any) -> Any:
+    return tf.reduce_mean((model(data[0]) - data[1]) ** 2)
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="Keras 2 has no global generator of random numbers")
+def test_a_callback_draws_from_the_generator_of_the_step(float64: None) -> None:
+    """As a callback that shows generated images at the end of each epoch."""
+    models, results = [], []
+    for options in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(2)
+        model, drawn = Noisy(_squared), []
+        model.compile(tf.keras.optimizers.SGD(0.05))
+
+        def draw(*_: Any, into: list[float] = drawn) -> None:
+            into.append(float(tf.keras.random.normal((1,))[0]))
+
+        shows = tf.keras.callbacks.LambdaCallback(on_epoch_end=draw)
+        given = {"batch_size": BATCH, "verbose": 0, "callbacks": [shows], **options}
+        losses = model.fit(*_data(), epochs=3, **given).history["loss"]
+        draw()
+        results.append([losses, drawn])
+        models.append(model)
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-10)
+    np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-10)
+    assert_same_state(models[1], models[0])

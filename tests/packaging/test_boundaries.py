@@ -26,6 +26,7 @@ PUBLIC = {
         "Sequential",
         "__version__",
         "accelerate",
+        "by_rows",
         "cluster",
         "data",
         "errors",
