@@ -609,7 +609,7 @@ def _squared(model: Any, data: Any) -> Any:
 
 @pytest.mark.skipif(not is_keras_3(), reason="Keras 2 has no global generator of random numbers")
 def test_a_callback_draws_from_the_generator_of_the_step(float64: None) -> None:
-    """As a callback that shows generated images at the end of each epoch."""
+    """The program is one whose callback shows generated images at the end of each epoch."""
     models, results = [], []
     for options in ({}, {"num_processes": 2}):
         tf.keras.utils.set_random_seed(2)
