@@ -216,6 +216,9 @@ class Pickler(pickling.Pickler):
         self.numbered: list[Any] = []
         self.of_optimizers: Mapping[int, tuple[Any, int]] = {}  # see `optimizers.variables_by_id`
         self._ids: dict[int, Any] = dict(known or {})
+        # Of an object whose class may refer to it, as in a method that names a global: the object
+        # may be asked for before its class is complete, so each reference says how to make it.
+        self._classes: dict[int, tuple[int, Any]] = {}
         self._written = 0
 
     def persistent_id(self, obj: Any) -> Any:
@@ -225,8 +228,10 @@ class Pickler(pickling.Pickler):
         if found is None and (maker := self.maker(obj)) is not None:
             number = self._ids[id(obj)] = len(self.numbered)
             self.numbered.append(obj)
+            if isinstance(maker, type) and classes.is_foreign(maker):
+                self._classes[number] = number, maker
             return number, maker
-        return found
+        return self._classes.get(found, found) if isinstance(found, int) else found
 
     def maker(self, obj: Any) -> Any:
         """Returns the maker of an object that is sent by number, see `_maker`; else None."""
@@ -355,7 +360,8 @@ class Unpickler(pickle.Unpickler):
             kind, number = pid
             return self._known[kind][number]
         number, maker = pid
-        self._made[number] = self.make(maker)
+        if number not in self._made:
+            self._made[number] = self.make(maker)
         return self._made[number]
 
     def make(self, maker: Any) -> Any:

@@ -107,3 +107,21 @@ def test_an_unchanged_model_gives_the_same_pickle() -> None:
     before, _ = heap.dump_model(model)
     model.fit(X, X[:, :2], verbose=0)
     assert heap.dump_model(model)[0] == before
+
+
+def test_a_class_that_names_its_own_object() -> None:
+    """A script's class whose method names the global variable that holds the model itself."""
+    script: dict[str, Any] = {"__name__": "__main__", "tf": tf}
+    exec(
+        "class Script(tf.keras.Model):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.out = tf.keras.layers.Dense(2)\n"
+        "    def call(self, x): return self.out(x)\n"
+        "    def itself(self): return named\n"
+        "named = Script()\n",
+        script,
+    )
+    named = script["named"]
+    named(X)
+    copy = sent(named)
+    assert copy.itself() is copy
