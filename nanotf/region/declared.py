@@ -83,12 +83,23 @@ def _unlike(like: Any) -> Any:
     return tf.reshape(tf.cast(tf.cos(tf.cast(places, tf.float64)), like.dtype), tf.shape(like))
 
 
+def _epsilon(dtype: Any) -> float:
+    if dtype == tf.bfloat16:  # which NumPy does not know
+        return 2.0**-7
+    return float(np.finfo(dtype.as_numpy_dtype).eps) if dtype.is_floating else 0.0
+
+
 def _assert_equal(layer: Any, name: str, here: Any, there: Any) -> None:
-    """Asserts that tensors are equal but for rounding: the square root of the dtype's epsilon."""
+    """Asserts that tensors are equal but for rounding: the square root of the epsilon.
+
+    It is the epsilon of the dtype in which the layer computes, if that is coarser: with mixed
+    precision its variables' gradients have another.
+    """
     dtype = here.dtype
     if dtype == tf.string:
         here, there = tf.cast(tf.not_equal(here, there), tf.int32), tf.zeros_like(here, tf.int32)
-    rounding = float(np.sqrt(np.finfo(dtype.as_numpy_dtype).eps)) if dtype.is_floating else 0.0
+    dtypes = [dtype, tf.as_dtype(layer.compute_dtype)]
+    rounding = max(map(_epsilon, dtypes)) ** 0.5 if dtype.is_floating else 0.0
     here, there = (tf.reshape(tf.cast(v, tf.float64), [-1]) for v in (here, there))
     are_nan = tf.math.is_nan(here) & tf.math.is_nan(there)
     gaps = tf.where(are_nan | tf.equal(here, there), tf.zeros_like(here), tf.abs(here - there))

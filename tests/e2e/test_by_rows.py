@@ -145,6 +145,19 @@ def test_wrong_declarations(layer: Callable[[], Any], raised: Any, said: str) ->
         model.fit(x, y, batch_size=8, verbose=0, num_processes=2)
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(("rows", "policy"), [(9, "mixed_bfloat16"), (1, None)])
+def test_beside_the_usual(rows: int, policy: str | None) -> None:
+    """Mixed precision, of which NumPy does not know the dtype; a worker without rows."""
+    x, y = data(rows)
+    model = model_with(nanotf.by_rows(InNumPy(dtype=policy)))
+    expected = model.predict(x, batch_size=8, verbose=0)
+    found = model.predict(x, batch_size=8, verbose=0, num_processes=2)
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05)
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, num_processes=2).history
+    assert np.isfinite(history["loss"]).all()
+
+
 def test_takes_layers() -> None:
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"by_rows\(\) takes a layer"):
         nanotf.by_rows(3)
