@@ -326,14 +326,12 @@ def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
         sources = [*inputs, *(inner for _, inner in pairs)]
         places = [i for i, tensor in enumerate(sources) if _is_differentiable(tensor)]
         found: list[Any] = [None] * len(sources)
-        # Without a gradient of some operation (a `LookupError`), no tape can have any.
-        with contextlib.suppress(LookupError):
-            if chosen and places:
-                made = tf.gradients(
-                    chosen, [sources[i] for i in places], upstream, unconnected_gradients="none"
-                )
-                for place, gradient in zip(places, made, strict=True):
-                    found[place] = gradient
+        if chosen and places:
+            made = tf.gradients(
+                chosen, [sources[i] for i in places], upstream, unconnected_gradients="none"
+            )
+            for place, gradient in zip(places, made, strict=True):
+                found[place] = gradient
     count = len(inputs)
     return Gradients(
         found[:count],
