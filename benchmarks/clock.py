@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -21,17 +22,22 @@ class Processor:
     def __init__(self, pids: Any, size: int = 1) -> None:
         self._size = size
         library = ctypes.CDLL(None)
-        self._clocks: list = []  # type: ignore[type-arg]
+        self._clocks: dict = {}  # type: ignore[type-arg]
         for pid in pids if hasattr(library, "clock_getcpuclockid") else ():
             found = ctypes.c_int()
             if library.clock_getcpuclockid(pid, ctypes.byref(found)) == 0:
-                self._clocks.append(found.value)
+                self._clocks[found.value] = 0.0
 
     def seconds(self) -> Any:
         """Returns seconds per computing process, since its start; None if they cannot be read."""
         if not self._clocks:
             return None
-        return sum(map(time.clock_gettime, self._clocks)) / self._size
+        for clock in self._clocks:
+            # A process that has ended, such as a worker of an earlier number of workers, keeps its
+            # last time.
+            with contextlib.suppress(OSError):
+                self._clocks[clock] = time.clock_gettime(clock)
+        return sum(self._clocks.values()) / self._size
 
 
 def own_processor() -> Processor:

@@ -103,6 +103,21 @@ def test_processor_time_of_a_process() -> None:
     assert clock.Processor([]).seconds() is None
 
 
+def test_processor_keeps_the_time_of_a_process_that_ends() -> None:
+    """Workers of an earlier number of workers end while those of a later one are measured."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    processor = clock.Processor([busy.pid])
+    try:
+        while not processor.seconds() > 0:
+            time.sleep(0.01)
+    finally:
+        busy.kill()
+        busy.wait()
+    ended = processor.seconds()
+    assert ended > 0
+    assert processor.seconds() == ended
+
+
 # ------------------------------------------------------------------------------- options
 def test_defaults() -> None:
     chosen = options.parse([])
