@@ -354,7 +354,7 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
     """
     if not has_call(model):
         return  # its own step builds everything
-    with kept_random_states():  # one process would make them while it trains
+    with kept_random_states(model):  # one process would make them while it trains
         try:
             generation().build_compiled_metrics(model, specs)
         except Exception:
@@ -378,7 +378,7 @@ def build_metrics_for(model: Any, step: str, specs: Any) -> None:
     # A step that runs eagerly may read values, which a trace lacks.
     is_traced = has_call(model) and not model.run_eagerly
     if is_traced and generation().step_builds_losses(model):
-        with kept_random_states():
+        with kept_random_states(model):
             trace()
     build_metrics(model, specs, trace)  # those that the step does not use
 
@@ -410,6 +410,17 @@ def step_on_batch(model: Any) -> Callable[[Any], Any]:
         model.run_eagerly = False
     step, model.train_function = model.train_function, None
     return lambda batch: step(iter([batch]))
+
+
+def step_function(model: Any, step: str) -> Any:
+    """Returns the function that Keras runs for each batch, made now if there is none yet.
+
+    Args:
+        model: a Keras model.
+        step: str, "train", "test" or "predict".
+    """
+    getattr(model, f"make_{step}_function")()
+    return getattr(model, f"{step}_function")
 
 
 def forget_validation_data(model: Any) -> None:
@@ -510,14 +521,51 @@ def set_step_count(model: Any, method: str, steps: int | None) -> None:
         generation().pass_counter(model, method).assign(steps)
 
 
+def _counting_generators(owner: Any) -> list[Any]:
+    """Returns the generators of Keras 2's layers that have a seed: each trace takes the next."""
+    found = [getattr(layer, "_random_generator", None) for layer in flat_layers(owner)]
+    return [each for each in found if getattr(each, "_seed", None) is not None]
+
+
+def counts_traces(model: Any) -> bool:
+    """Returns True if random numbers depend on how often Keras has traced the model before."""
+    return bool(_counting_generators(model))
+
+
 @contextlib.contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Keeps random numbers drawn in this context from changing later ones."""
+def before_last_trace(model: Any, name: str, specs: Any) -> Iterator[None]:
+    """Sets back what `counts_traces` is about, in this context, by one trace.
+
+    Args:
+        model, name, specs: of `trace_step`.
+    """
+    generators = _counting_generators(model)
+    now = [generator._seed for generator in generators]
+    trace_step(model, name, specs)  # shows how many seeds a trace takes
+    for generator, seed in zip(generators, now, strict=True):
+        generator._seed = 2 * seed - generator._seed
+    try:
+        yield
+    finally:
+        for generator, seed in zip(generators, now, strict=True):
+            generator._seed = seed
+
+
+@contextlib.contextmanager
+def kept_random_states(owner: Any = None) -> Iterator[None]:
+    """Keeps random numbers drawn in this context from changing later ones.
+
+    Args:
+        owner: a layer or model whose own generators are kept, too; None keeps only the process's.
+    """
     chance = Chance.capture()
+    seeds = [(generator, generator._seed) for generator in _counting_generators(owner)]
     try:
         yield
     finally:
         chance.restore()
+        for generator, seed in seeds:
+            generator._seed = seed
 
 
 def mask_of(value: Any) -> Any:

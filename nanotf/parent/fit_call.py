@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import pickle
 from typing import Any
 
@@ -12,7 +13,7 @@ from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent import calls, rejections, resumable
+from nanotf.parent import calls, rejections, resumable, traced
 from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
 from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_arguments import FitArguments
@@ -75,11 +76,19 @@ class FitCall(ModelCall):
         if model.jit_compile and not self.quiet:
             rejections.warn_of_lengths(model, specs)
         rejections.refuse_data(model, specs, "fit")
+        if self._counts_traces():
+            keras_names.trace_step(model, "train_step", self.steps()["train"])
         super().build()
         rejections.refuse_optimizer(model, specs)
         # With the rows that Keras's step would know.
         keras_optimizers.build_for_training(model, self.data.keras_specs(self.data.train))
         self._refuse_weights_and_validation()
+
+    def _counts_traces(self) -> bool:
+        """Returns True if workers draw random numbers by how often Keras would have traced."""
+        model = self.model
+        traces = not model.run_eagerly and not traced.is_traced(model, self.steps())
+        return traces and keras_names.counts_traces(model)
 
     def _refuse_weights_and_validation(self) -> None:
         model, data, a = self.model, self.data, self.arguments
@@ -90,6 +99,18 @@ class FitCall(ModelCall):
         generation().check_validation(model, given, a.validation_freq)
         rejections.refuse_data(model, data.validation_specs, "evaluate")
         rejections.refuse_weights(model, data.keras_specs(data.validation), "evaluate")
+
+    def steps(self) -> dict[str, Any]:
+        steps = super().steps()
+        if self.data.validation is not None:
+            steps["test"] = self.data.keras_specs(self.data.validation)
+        return steps
+
+    def dumped(self) -> tuple[bytes, list[Any]]:
+        if not self._counts_traces():
+            return super().dumped()
+        with keras_names.before_last_trace(self.model, "train_step", self.steps()["train"]):
+            return super().dumped()
 
     def variables_to_send(self) -> list[Any]:
         return keras_optimizers.training_variables(self.model)
@@ -186,6 +207,8 @@ class FitCall(ModelCall):
         a = self.arguments
         attributes = keras_names.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)
+        if self.traced.attributes is None:
+            self.traced.attributes = copy.deepcopy(attributes)
         self._seeds = generation().drawn_seeds()
         epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
         passed_steps, passed_logs = 0, None
@@ -213,7 +236,7 @@ class FitCall(ModelCall):
             metrics_block=self.metrics_block,
             pauses=self.checkpoints is not None,
             stop=stop,
-            attributes=attributes,
+            attributes=attributes if self.model.run_eagerly else self.traced.attributes,
         )
 
     def _shards(self) -> OptimizerShards | None:

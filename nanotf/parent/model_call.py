@@ -9,7 +9,7 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
 from nanotf.machine import processor
-from nanotf.parent import calls, rejections
+from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData, Stream
@@ -51,7 +51,9 @@ class ModelCall(calls.Call):
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
         with pickling.naming(f"The model {model.name!r}"):
-            self.heap, self.numbered = heap.dump_model(model)
+            now = self.dumped()
+        self.traced = traced.traced(model, *now, self.steps())
+        self.numbered = self.traced.numbered
         own = self.variables_to_send()
         self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())
         self.held = [self.numbered[number] for number in self.captured]
@@ -104,6 +106,14 @@ class ModelCall(calls.Call):
         """Returns the specs of the first step's batch, and the name of its method."""
         return self.data.specs, self.method
 
+    def steps(self) -> dict[str, Any]:
+        """Returns Keras's specs of a batch by what the call runs: "train", "test" or "predict"."""
+        return {rejections.STEPS[self.method]: self.data.keras_specs(self.data.train)}
+
+    def dumped(self) -> tuple[bytes, list[Any]]:
+        """Returns the pickled model, and the objects that are sent by number."""
+        return heap.dump_model(self.model)
+
     def state_and_blocks(self) -> list[Block]:
         """Makes the job's blocks, and `state` in the first."""
         blocks = [self.workers.state_block(self.layout.nbytes), *self.data.blocks()]
@@ -116,7 +126,8 @@ class ModelCall(calls.Call):
     def common(self) -> dict[str, Any]:
         """Returns the fields of `jobs.ModelJob`."""
         return {
-            "heap": self.heap,
+            "heap": self.traced.heap,
+            "trace": self.traced.number,
             "specs": self.data.specs,
             "layout": self.layout,
             "captured": self.captured,

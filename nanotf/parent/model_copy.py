@@ -17,7 +17,7 @@ def copy_of(call: Any) -> Side:
     Args:
         call: `model_call.ModelCall`.
     """
-    copy, numbered = heap.load_model(call.heap)
+    copy, numbered = heap.load_model(call.traced.heap)
     optimizers.build_optimizers(numbered, optimizers.built_optimizers(call.numbered))
     if keras_names.builds_optimizer_for_all(call.model):
         keras_optimizers.build_optimizer(copy)

@@ -61,7 +61,7 @@ def unreadable(model: Any, data: FitData) -> str | None:
     for name, specs in steps.items():
         if specs is None:
             continue
-        with keras_names.scope_of(model), keras_names.kept_random_states():
+        with keras_names.scope_of(model), keras_names.kept_random_states(model):
             graph = keras_names.trace_step(model, name, specs)
         for operation in random_operations.with_state(graph.as_graph_def()):
             return f"{operation.op} in {type(model).__name__}.{name}, as {operation.name!r}"

@@ -45,8 +45,9 @@ class ModelJob:
     """Base of the jobs of a model's methods.
 
     Args:
-        heap: bytes, the model, pickled by `shipping.heap.dump_model`. If the bytes are equal, a
-            worker reuses the model that it has, and its traced functions.
+        heap: bytes, the model, pickled by `shipping.heap.dump_model`.
+        trace: int, see `parent.traced.Traced.number`. If it and the bytes are equal, a worker
+            reuses the model that it has, and its traced functions.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
@@ -59,6 +60,7 @@ class ModelJob:
     """
 
     heap: bytes
+    trace: int
     specs: Any
     layout: StateLayout
     captured: tuple[int, ...]

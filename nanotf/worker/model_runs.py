@@ -94,7 +94,7 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         self._restore_random_states()
-        kept = session.model(job.heap, job.specs, job.chance, **parts)
+        kept = session.model(job.heap, job.trace, job.specs, job.chance, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.

@@ -139,6 +139,7 @@ class Session:
     def model(
         self,
         data: bytes,
+        trace: int,
         specs: Any,
         chance: Chance,
         metrics: bool = True,
@@ -153,7 +154,8 @@ class Session:
         discard all functions that it has prepared, and preparing them again takes seconds.
         """
         # Traced functions keep the state that was current when they were traced.
-        key = hashlib.sha256(data + repr(process_state.trace_key()).encode()).digest()
+        state = repr((trace, process_state.trace_key()))
+        key = hashlib.sha256(data + state.encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.restore_seeds(chance.tensorflow)

@@ -255,7 +255,7 @@ def prove(
         lengths_here: sequence of int, the numbers of rows that the call is traced with, if known.
     """
     try:
-        with _as_before(subject.layers), keras_names.kept_random_states():
+        with _as_before(subject.layers), keras_names.kept_random_states(subject.owner):
             return _judged(subject, like, leaves, lengths_here)
     except Coupled as coupled:
         return Verdict(str(coupled))

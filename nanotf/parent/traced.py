@@ -1,0 +1,90 @@
+"""What Keras's step functions were traced with, as workers that trace them anew must have it.
+
+Keras makes a step function at a model's first `fit`, `evaluate` or `predict` after `compile`, and
+TensorFlow traces it for each kind of batch. Numbers that Python code read then stay in the trace:
+`model.beta = 2.0` between two calls of `fit` changes nothing until the next `compile`. Workers
+trace their own functions, some of them later than the first call: new workers, for example.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+from nanotf.compat import keras_names
+
+_numbers = itertools.count(1)
+_TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Traced`
+
+
+@dataclasses.dataclass
+class Traced:
+    """A model as it was when a step function was traced for batches of one kind.
+
+    Args:
+        heap: bytes, the model, pickled by `shipping.heap.dump_model`.
+        numbered: list of the objects that are sent by number.
+        trainable: list of the variables that were trained.
+        number: int, another one for each set of Keras's functions. Random operations in them count
+            what they have drawn, so workers reuse the functions of one set only. 0 if steps run
+            eagerly.
+        attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
+    """
+
+    heap: bytes
+    numbered: list[Any]
+    trainable: list[Any]
+    number: int = 0
+    attributes: tuple[dict[str, Any], ...] | None = None
+
+    def is_of(self, other: Traced) -> bool:
+        """Returns True if both are the same model, with the same variables in the same order."""
+        return _ids(self.numbered) == _ids(other.numbered) and _ids(self.trainable) == _ids(
+            other.trainable
+        )
+
+
+def traced(model: Any, heap: bytes, numbered: list[Any], steps: dict[str, Any]) -> Traced:
+    """Returns the model as its step functions were traced, or else as it is, which is noted.
+
+    Args:
+        model: the user's model.
+        heap, numbered: of `shipping.heap.dump_model`, now.
+        steps: dict of str to nested structure of `tf.TensorSpec`: what the call runs, "train",
+            "test" or "predict", first what it is named for, and a batch of it as Keras sees it.
+    """
+    now = Traced(heap, numbered, list(model.trainable_variables))
+    found = None
+    for step, specs in steps.items():
+        function = None if model.run_eagerly else keras_names.step_function(model, step)
+        if not hasattr(function, "__dict__"):
+            return now
+        by_kind = vars(function).setdefault(_TRACED, {})
+        known = by_kind.get(repr(specs))
+        if known is None or not known.is_of(now):
+            known = by_kind[repr(specs)] = found or now
+        found = found or known
+    found = found or now
+    found.number = found.number or _number_for(model, found)
+    return found
+
+
+def _number_for(model: Any, new: Traced) -> int:
+    functions = [getattr(model, f"{step}_function", None) for step in ("train", "test", "predict")]
+    for function in functions:
+        for known in getattr(function, _TRACED, {}).values():
+            if known.number and known.heap == new.heap:
+                return int(known.number)
+    return next(_numbers)
+
+
+def is_traced(model: Any, steps: dict[str, Any]) -> bool:
+    """Returns True if a call has traced the first of `steps`; see `traced`."""
+    step, specs = next(iter(steps.items()))
+    function = keras_names.step_function(model, step)
+    return repr(specs) in getattr(function, _TRACED, {})
+
+
+def _ids(objects: list[Any]) -> list[int]:
+    return list(map(id, objects))

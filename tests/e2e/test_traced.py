@@ -1,0 +1,93 @@
+"""Python values that a step was traced with stay in it, as in one process, until `compile`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state
+
+import nanotf
+from nanotf.keras import Model
+
+pytestmark = pytest.mark.both_generations
+
+L = tf.keras.layers
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(37, 5)), RANDOM.normal(size=(37, 3))
+
+
+class Scaled(Model):
+    """A model whose steps read a number from an attribute and from a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(3, kernel_initializer="ones")
+        self.beta = 1.0
+        self.options = {"scale": 1.0}
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x) * self.options["scale"]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.beta * tf.reduce_mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        return {"loss": self.beta * tf.reduce_mean((self(x) - y) ** 2)}
+
+
+def _change(model: Any, what: str) -> None:
+    if what == "attribute":
+        model.beta = 2.0
+    else:
+        model.options["scale"] = 2.0
+
+
+@pytest.mark.parametrize("what", ["attribute", "dict"])
+@pytest.mark.parametrize("ends", [False, True], ids=["", "new-workers"])
+def test_a_change_between_two_calls_changes_no_trace(what: str, ends: bool) -> None:
+    def run(**workers: Any) -> tuple[Any, dict[str, list[float]]]:
+        tf.keras.utils.set_random_seed(1)
+        model = Scaled()
+        model.compile(tf.keras.optimizers.SGD(0.1))
+        calls = {"batch_size": 8, "verbose": 0, **workers}
+        found = [model.fit(X, Y, validation_data=(X, Y), **calls).history]
+        _change(model, what)
+        if ends and workers:
+            nanotf.shutdown()
+        found.append(model.fit(X, Y, validation_data=(X, Y), **calls).history)
+        found.append({"loss": [model.evaluate(X, Y, **calls, return_dict=True)["loss"]]})
+        found.append({"sum": [float(np.sum(model.predict(X, **calls)))]})
+        model.compile(tf.keras.optimizers.SGD(0.1))
+        found.append(model.fit(X, Y, **calls).history)
+        return model, {f"{i} {k}": v for i, h in enumerate(found) for k, v in h.items()}
+
+    (expected, plain), (found, ours) = run(), run(num_processes=2)
+    assert_same_history(ours, plain)
+    assert_same_state(found, expected)
+
+
+def test_a_change_at_the_begin_of_training_is_traced() -> None:
+    class Beginning(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.beta += 1.0
+
+    def run(**workers: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        model = Scaled()
+        model.compile(tf.keras.optimizers.SGD(0.1))
+        for _ in range(2):
+            model.fit(X, Y, verbose=0, callbacks=[Beginning()], **workers)
+        return model
+
+    expected, found = run(), run(num_processes=2)
+    assert found.beta == expected.beta == 3.0
+    assert_same_state(found, expected)
