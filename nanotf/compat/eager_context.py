@@ -32,6 +32,32 @@ def seeds() -> tuple[int, Any] | None:
     return None if given is None or operations is None else (given, operations.getstate())
 
 
+_seeded: list[Any] = [None, 0]  # the generator that `tf.random.set_seed` made last; how often
+
+
+def seeding() -> int:
+    """Returns a number that changes whenever `tf.random.set_seed` is called, with any seed.
+
+    The call starts all random operations anew, those of traced functions too.
+    """
+    made = getattr(context.context(), "_rng", None)
+    if made is not _seeded[0]:
+        _seeded[:] = made, _seeded[1] + 1
+    return int(_seeded[1])
+
+
+def follow(taken: tuple[int, Any] | None, is_new: bool) -> None:
+    """Sets what `seeds` returned in another process.
+
+    Args:
+        taken: of `seeds`.
+        is_new: bool, whether that process has set a seed since, see `seeding`.
+    """
+    restore_seeds(taken, is_new)
+    if is_new:
+        context.context().clear_kernel_cache()
+
+
 def made_outside(make: Callable[[], Any]) -> Any:
     """Returns what a function makes apart from any trace, tape or strategy: in another thread.
 
@@ -90,20 +116,26 @@ def seeded(number: int | None) -> Iterator[None]:
         here._seed = before
 
 
-def restore_seeds(taken: tuple[int, Any] | None) -> None:
+def restore_seeds(taken: tuple[int, Any] | None, drops: bool = True) -> None:
     """Restores what `seeds` returned.
 
     If the state changes, cached kernels are dropped, as `tf.random.set_seed` does. A cached kernel
     that got the same seeds again would continue its old sequence.
+
+    Args:
+        taken: of `seeds`.
+        drops: bool, whether cached kernels are dropped; functions' kernels are among them.
     """
     if taken == seeds():
         return
     here = context.context()
+    generator = getattr(here, "_rng", None) or random.Random()  # the same, for `seeding`
     here._seed, here._rng = None, None
     if taken is not None:
-        here._seed, here._rng = taken[0], random.Random()
+        here._seed, here._rng = taken[0], generator
         here._rng.setstate(taken[1])
-    here.clear_kernel_cache()
+    if drops:
+        here.clear_kernel_cache()
 
 
 def seed(number: int, is_new: bool) -> None:

@@ -215,6 +215,8 @@ class FitCall(ModelCall):
         if self.continues and self.last is not None:
             epoch, step = self.last.epoch, 0
             passed_steps, passed_logs = self.last.step, self.last.logs
+            if epoch > self.first[0]:
+                self.unreset = {}  # they were reset at the begin of the second epoch
             if stop:  # no further epoch, only Keras's work at the end of training
                 epochs, stop = epoch, False
         return jobs.FitJob(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_build, keras_names
+from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
@@ -44,8 +44,12 @@ class ModelCall(calls.Call):
         self.model = model
         self.arguments = arguments
         self.data = FitData(model, arguments, calls.STATE_BLOCK + 1, sharding, trains=self.trains)
+        known = set(map(id, keras_names.metric_state(model)))
         with keras_names.scope_of(model):
             self.build()
+        new = {i: v for i, v in enumerate(keras_names.metric_state(model)) if id(v) not in known}
+        values = {place: variable.numpy() for place, variable in new.items()}
+        self.unreset = {place: value for place, value in values.items() if value.any()}
         if keras_names.computes_in_bfloat16(model):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"
@@ -135,8 +139,10 @@ class ModelCall(calls.Call):
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,
             "chance": Chance.capture(),
+            "seeding": eager_context.seeding(),
             "terminal": jobs.Terminal.capture(),
             "quiet": self.quiet,
+            "unreset": self.unreset,
         }
 
     def hear(self, message: Any) -> None:

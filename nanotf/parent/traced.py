@@ -1,4 +1,4 @@
-"""What Keras's step functions were traced with, as workers that trace them anew must have it.
+"""Keeps a model as it was when Keras's step functions were traced, for workers that trace later.
 
 Keras makes a step function at a model's first `fit`, `evaluate` or `predict` after `compile`, and
 TensorFlow traces it for each kind of batch. Numbers that Python code read then stay in the trace:

@@ -55,8 +55,11 @@ class ModelJob:
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
         chance: `Chance`, the random states, the same for all ranks.
+        seeding: int, see `eager_context.seeding`.
         terminal: `Terminal`.
         quiet: bool, whether rank 0's prints stay out of it.
+        unreset: dict of int to `numpy.ndarray`, by the place in `keras_names.metric_state`: values
+            of metrics that Keras has not built yet, and so does not reset before the first epoch.
     """
 
     heap: bytes
@@ -68,8 +71,10 @@ class ModelJob:
     events: frozenset[str]
     waits: frozenset[str]
     chance: Chance
+    seeding: int
     terminal: Terminal
     quiet: bool
+    unreset: dict[int, Any]
 
 
 @dataclasses.dataclass(frozen=True)

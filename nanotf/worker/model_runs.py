@@ -94,7 +94,8 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         self._restore_random_states()
-        kept = session.model(job.heap, job.trace, job.specs, job.chance, **parts)
+        session.follow_seed(job)
+        kept = session.model(job.heap, job.trace, job.specs, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
@@ -279,6 +280,7 @@ class FitRun(_ModelRun):
             self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(jobs.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
+        replica.leave_unreset(self.model, job.unreset)
         keras_names.set_plain_attributes(self.model, job.attributes)
         self._note_attributes()
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
@@ -435,6 +437,7 @@ class EvaluateRun(_ModelRun):
     def _run(self) -> jobs.Evaluated:
         job = self.job
         self._take_model(generation().model_variables)
+        replica.leave_unreset(self.model, job.unreset)
         at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
         with at_end, self._dividing():
             logs = self.model.evaluate(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
+from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
 from nanotf.shipping.inputs import specs_of_step
@@ -34,6 +35,7 @@ class ReplicaMixin:
     _nanotf_stopwatch: timing.Stopwatch
     _nanotf_ahead: Ahead
     _nanotf_compiles: bool
+    _nanotf_unreset: Sequence[tuple[Any, Any]]
     _nanotf_own_steps: frozenset[str]
 
     def train_step(self, data: Any) -> Any:
@@ -89,6 +91,13 @@ class ReplicaMixin:
             predict_function._nanotf_takes_outputs = True  # type: ignore[attr-defined]
             self.predict_function = self._nanotf_stopwatch.timed(timing.PREDICT, predict_function)
         return self.predict_function
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics, the first time except those that Keras would not know yet."""
+        super().reset_metrics()  # type: ignore[misc]
+        for variable, value in self._nanotf_unreset:
+            write(variable, value)
+        type(self)._nanotf_unreset = ()
 
     def get_metrics_result(self) -> Any:
         """Returns Keras's result without the losses that only `session` has built."""
@@ -195,6 +204,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
         "_nanotf_stopwatch": stopwatch,
         "_nanotf_ahead": ahead,
         "_nanotf_compiles": bool(model.jit_compile),
+        "_nanotf_unreset": (),
         "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # do not compile the whole step
@@ -221,6 +231,17 @@ def at_end_of_data(model: Any, hear: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         type(model)._nanotf_data_end = None
+
+
+def leave_unreset(model: Any, values: Mapping[int, Any]) -> None:
+    """Makes the model's first reset of its metrics leave some of their variables as they were.
+
+    Args:
+        model: a model that `become_replica` has changed.
+        values: mapping of a place in `keras_names.metric_state` to the value there.
+    """
+    variables = keras_names.metric_state(model)
+    type(model)._nanotf_unreset = [(variables[place], v) for place, v in values.items()]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from nanotf.collectives import Group
 from nanotf.compat import eager_context, keras_names, keras_optimizers, process_state
-from nanotf.compat.chance import Chance
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
@@ -85,6 +84,7 @@ class Session:
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of dropped models' variables, which may still be in memory
         self._jobs = 0
+        self._seeding = 0  # that of the last job; see `eager_context.seeding`
 
     def _tell(self, message: messages.Message) -> None:
         with contextlib.suppress(ChannelClosed):  # the inbox ends this process
@@ -136,12 +136,20 @@ class Session:
     def _failures(self) -> tuple[int, Failure | None]:
         return (0, None) if self.group is None else self.group.failures()
 
+    def follow_seed(self, job: jobs.ModelJob) -> None:
+        """Sets TensorFlow's own seed as it is in the parent.
+
+        Only if the user has set one since the last job, random operations of traced functions start
+        anew, as they do there: all functions are prepared again then, which takes seconds.
+        """
+        eager_context.follow(job.chance.tensorflow, job.seeding != self._seeding)
+        self._seeding = job.seeding
+
     def model(
         self,
         data: bytes,
         trace: int,
         specs: Any,
-        chance: Chance,
         metrics: bool = True,
         built: dict[int, Any] | None = None,
         shards: OptimizerShards | None = None,
@@ -149,16 +157,12 @@ class Session:
         """Returns the model pickled by `heap.dump_model`, made now or by an earlier job.
 
         The first job that needs metrics and optimizers builds them.
-
-        TensorFlow's own seed is set only when a model is built: setting it makes TensorFlow
-        discard all functions that it has prepared, and preparing them again takes seconds.
         """
         # Traced functions keep the state that was current when they were traced.
         state = repr((trace, process_state.trace_key()))
         key = hashlib.sha256(data + state.encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
-            eager_context.restore_seeds(chance.tensorflow)
             model, numbered = heap.load_model(data)
             ahead = replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered, ahead)

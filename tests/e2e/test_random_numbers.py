@@ -86,7 +86,7 @@ def test_draws(name: str, built: bool, rows: int) -> None:
         losses = []
         for _ in range(2):  # the second time, the layers were traced before
             model.compile("sgd", "mse")
-            for _ in range(2):  # the second goes on with the trace of the first
+            for _ in range(2):  # the second continues the streams of the first
                 data = {"x": x, "y": y, "validation_data": (x, y)}
                 history = model.fit(**data, batch_size=8, verbose=0, **workers).history
                 losses += [*history["loss"], *history["val_loss"]]
@@ -97,3 +97,40 @@ def test_draws(name: str, built: bool, rows: int) -> None:
     np.testing.assert_allclose(our_losses, losses, rtol=1e-4)
     np.testing.assert_array_equal(our_later, later)
     assert_same_state(found, expected)
+
+
+@pytest.mark.parametrize("between", ["a-seed", "the-same-seed", "another-model", "a-stop"])
+def test_streams_between_fits(between: str) -> None:
+    """Random operations of traced steps continue, or start anew, as in one process."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(37, 6)), random.normal(size=(37, 2))
+
+    class Stopping(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = between == "a-stop"
+
+    def run(**workers: Any) -> list[float]:
+        tf.keras.utils.set_random_seed(3)
+        losses = []
+
+        def fit(model: Any) -> None:
+            history = model.fit(
+                x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Stopping()], **workers
+            )
+            losses.extend(history.history["loss"])
+
+        def made() -> Any:
+            model = Sequential([L.Input((6,)), *_drawing("normal"), L.Dropout(0.3), L.Dense(2)])
+            model.compile("sgd", "mse")
+            return model
+
+        model = made()
+        fit(model)
+        if between.endswith("seed"):
+            tf.keras.utils.set_random_seed(4 if between == "a-seed" else 3)
+        elif between == "another-model":
+            fit(made())
+        fit(model)
+        return losses
+
+    np.testing.assert_allclose(run(num_processes=2), run(), rtol=1e-4)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state
 
 import nanotf
-from nanotf.keras import Model
+from nanotf.keras import Model, Sequential
 
 pytestmark = pytest.mark.both_generations
 
@@ -91,3 +91,45 @@ def test_a_change_at_the_begin_of_training_is_traced() -> None:
     expected, found = run(), run(num_processes=2)
     assert found.beta == expected.beta == 3.0
     assert_same_state(found, expected)
+
+
+def test_metrics_that_keras_has_not_built_keep_their_counts() -> None:
+    """Several models share a list of metrics: the first epoch of the next does not reset them."""
+
+    def run(**workers: Any) -> list[Any]:
+        tf.keras.utils.set_random_seed(1)
+        metrics = [tf.keras.metrics.TruePositives(name="tp"), tf.keras.metrics.BinaryAccuracy()]
+
+        def made() -> Any:
+            model = Sequential([L.Input((5,)), L.Dense(3, activation="sigmoid")])
+            model.compile("sgd", "binary_crossentropy", metrics=metrics)
+            return model
+
+        data = {"x": X, "y": np.float64(Y > 0), "verbose": 0, **workers}
+        model = made()
+        found = [made().evaluate(**data), model.fit(**data, epochs=2).history]
+        found += [model.evaluate(**data), made().evaluate(**data)]
+        return [x for v in found for x in tf.nest.flatten(v)]
+
+    np.testing.assert_allclose(run(num_processes=2), run(), rtol=1e-5)
+
+
+def test_text_in_ragged_tensors_inside_a_model() -> None:
+    words = np.random.default_rng(0).choice(["good", "bad", "film", "plot", "dull"], (37, 6))
+    texts = tf.constant([" ".join(row[: 1 + i % 6]) for i, row in enumerate(words)])[:, None]
+
+    def run(mode: str, **workers: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        vectorize = L.TextVectorization(max_tokens=9, output_mode=mode)
+        vectorize.adapt(texts)
+        inputs = tf.keras.Input((1,), dtype="string")
+        model = Model(inputs, L.Dense(3)(vectorize(inputs)))
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensor_slices((texts, Y)).batch(8)
+        return model, model.fit(data, epochs=2, verbose=0, **workers).history
+
+    for mode in ("multi_hot", "tf_idf"):
+        (expected, plain), (found, ours) = run(mode), run(mode, num_processes=2)
+        assert_same_history(ours, plain)
+        for one, other in zip(found.trainable_variables, expected.trainable_variables, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)

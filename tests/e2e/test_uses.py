@@ -312,7 +312,8 @@ def _as_a_console(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def _as_a_notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     shells = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    shell = shells.InteractiveShell()
+    config = {"HistoryManager": {"enabled": False}}  # it would keep a thread
+    shell = shells.InteractiveShell(config=pytest.importorskip("traitlets.config").Config(config))
     for cell in CELLS:
         shell.run_cell(cell).raise_error()
     namespace: dict[str, Any] = shell.user_ns

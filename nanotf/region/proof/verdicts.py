@@ -269,6 +269,8 @@ def prove(
 def _judged(
     subject: Subject, like: Any, leaves: Sequence[Any], lengths_here: Sequence[int]
 ) -> Verdict:
+    if any(isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in leaves):
+        raise Coupled("it gets a ragged or sparse tensor, whose rows the proof does not follow")
     rows, other_rows = _sizes(subject, leaves)
     with handles.watching() as used:
         traced, again = _traced_twice(subject, like, leaves, (rows, other_rows), lengths_here)
