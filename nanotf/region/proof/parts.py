@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import handles, keras_names
+from nanotf.region import variables
 from nanotf.region.proof import verdicts
 from nanotf.region.proof.states import Coupled
 from nanotf.region.proof.traces import Argument, ProvedCall, Tracing
@@ -59,10 +60,12 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     if found is None:
         return stock(layer, *args, **kwargs)
     described, outputs = found
-    handles.note_use(list(map(keras_names.tf_variable, layer.trainable_variables)))
+    used = list(map(keras_names.tf_variable, layer.trainable_variables))
+    handles.note_use(used)
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
-    tracing.parts.append(ProvedCall(pairs, [placeholder for placeholder, _ in made]))
+    by_rows = [handles.handle_of(variables.plain(v)) for v in used]
+    tracing.parts.append(ProvedCall(pairs, [placeholder for placeholder, _ in made], by_rows))
     tracing.draws += outputs.draws
     tracing.statistics += outputs.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])

@@ -172,10 +172,12 @@ class ProvedCall:
     Args:
         inputs: list of pairs of a tensor and the `Argument` that its proof is about.
         outputs: list of placeholders for its outputs, with rows.
+        handles: list of the handles of its trainable variables, which it reads for rows.
     """
 
     inputs: list[tuple[Any, Argument]]
     outputs: list[Any]
+    handles: list[Any]
 
 
 @dataclasses.dataclass

@@ -420,6 +420,8 @@ def _check_gradients(
                 positions.add(id(outer))
         elif gradient is not None:
             _check_gradient(readers, gradient, has_rows)
+    if any(id(handle) in positions for part in traced.tracing.parts for handle in part.handles):
+        raise Coupled("it looks up rows and positions in one table")
     return positions
 
 
