@@ -87,7 +87,11 @@ def has_own_step(model: Any, name: str = "train_step") -> bool:
 def tf_variable(variable: Any) -> Any:
     """Returns the `tf.Variable` behind a variable of either generation."""
     tf = require_tensorflow()
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    if isinstance(variable, tf.Variable):
+        return variable
+    # Inside a layer with mixed precision, Keras 3's `value` is a tensor of another type.
+    held = getattr(variable, "_value", None)
+    return variable.value if held is None else held
 
 
 def tf_variables(layer: Any) -> list[Any]:

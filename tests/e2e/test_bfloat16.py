@@ -409,3 +409,26 @@ def test_float32_gives_no_warning(
     assert not keras_names.computes_in_bfloat16(_linear())
     _fit(_linear(), *_exact_data(), epochs=1, num_processes=2)
     assert _warnings(caplog) == []
+
+
+@pytest.mark.both_generations
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_layers_are_divided_where_sums_cannot_overflow(
+    policy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Scaled float16 gradients of a whole batch overflow where those of a part do not."""
+    x = np.random.default_rng(0).random((20, 5)).astype("float32")
+
+    def run(**workers: Any) -> tuple[list[float], int]:
+        tf.keras.utils.set_random_seed(1)
+        _set_policy(policy)
+        model = Sequential([L.Input((5,)), L.Dense(4), L.Dense(1, dtype="float32")])
+        model.compile("sgd", "mse")
+        losses = model.fit(x, x.sum(1), batch_size=8, epochs=3, verbose=0, **workers)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        return losses.history["loss"], int(optimizer.iterations.numpy())
+
+    plain, ours = run(), run(num_processes=2)
+    assert ours[1] == plain[1]
+    np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5 if policy == "mixed_float16" else 1e-2)
+    assert ("undivided" in capfd.readouterr().err) is (policy == "mixed_float16")

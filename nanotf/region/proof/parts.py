@@ -136,7 +136,7 @@ def _likeness(value: Any, depth: int = 0) -> Any:
         return None
     if keras_names.makes_or_limits_weights(value):
         return "weights"
-    variable = value if isinstance(value, tf.Variable) else getattr(value, "value", None)
+    variable = keras_names.tf_variable(value) if hasattr(value, "assign") else None
     if isinstance(variable, tf.Variable):
         return "variable", str(variable.shape), variable.dtype, bool(variable.trainable)
     if isinstance(value, tf.TensorShape):

@@ -208,9 +208,12 @@ class Reader:
             each = tensor.shape[axes[0]] // self.rows
             if state.each in (0, each):
                 return TensorState(ROWS, state.power, axes[0], each, state.strided and each > 1)
-        elif not state.is_rows and not axes:
+        overflows = state.kind == PARTIAL and state.power is not None and tensor.dtype == tf.float16
+        if not (state.is_rows or axes or overflows):
             return state
         text = "combines rows of the batch with other rows of it, or depends on their places"
+        if overflows:
+            text = "sums rows in float16, which overflows sooner for more of them"
         reason = Reason(operation, text)
         self._note_effects(operation, reason)
         return TensorState(UNKNOWN, of=reason)
