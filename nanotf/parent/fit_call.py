@@ -309,7 +309,7 @@ class FitCall(ModelCall):
         if first.hook == "on_epoch_end" and first.index is not None and self._keeps_moments():
             self.last = Moment(first.index + 1, 0, self.state.snapshot(self.turn), logs=logs)
             self._take(self.last)
-        elif self.has_ended:
+        elif self.has_ended and self.checkpoints is not None:
             self._take(self.moment_at_end(logs))
         return answer
 

@@ -34,7 +34,7 @@ class Moment:
 
 def read_all(variables: Sequence[Any]) -> Values:
     """Returns copies of the values of `tf.Variable`s."""
-    return [np.array(values.read(variable)) for variable in variables]
+    return [np.array(values.read(variable).numpy()) for variable in variables]
 
 
 def write_all(variables: Sequence[Any], given: Sequence[np.ndarray[Any, Any]]) -> None:
