@@ -169,6 +169,8 @@ class Script:
     def _note(self, default: defaults.RunDefault, late: _LateVariables, process: int) -> None:
         if default.fits == 0 and os.getpid() == process:  # not in a fork
             late.warn()
+            if default.used:
+                return
             told = f"{self.name} never called fit() of a tf.keras model"
             if self.num_processes is not None and not hosts.are_several():
                 told += f", so -n {self.num_processes} did nothing"

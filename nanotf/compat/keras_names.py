@@ -12,6 +12,7 @@
 | `layers.core.embedding.Embedding` | 2 and 3 | as above |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
 | `DistributedVariable._get` | TensorFlow 2.14-2.21 | see `variable_here` |
+| `_keras_call_info_injected`, an attribute of exceptions | 2 and 3 | Keras adds the arguments of a call to other exceptions, in a new exception |
 | `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
 
@@ -243,6 +244,7 @@ def computes_in_bfloat16(obj: Any) -> bool:
     return any(getattr(x, "compute_dtype", None) == "bfloat16" for x in flat_layers(obj))
 
 
+AS_IT_IS = "_keras_call_info_injected"  # attribute of exceptions that Keras leaves alone
 DECLARED = "_nanotf_declared"  # attribute of a layer: WHOLE or BY_ROWS
 WHOLE, BY_ROWS = "whole", "by_rows"
 

@@ -29,7 +29,7 @@ from nanotf.errors import (
     catchable_as,
 )
 from nanotf.machine import topology
-from nanotf.parent import gpu, report
+from nanotf.parent import defaults, gpu, report
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.handles import Worker
@@ -274,6 +274,7 @@ class Call:
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
         """Runs the job on a pool and returns the result of the call."""
+        defaults.note_use()
         with explaining_few_descriptors(self.size):
             return self._run(workers)
 

@@ -27,18 +27,26 @@ class RunDefault:
         check: callable that the first `fit` calls; its exceptions pass through `fit`.
         fits: int, how often `fit` was called.
         tune: tuple of str, the default of `tune`.
+        used: bool, whether workers have run anything, such as a `@nano` function.
     """
 
     processes: int | str | None
     check: Callable[[], None] = lambda: None
     fits: int = 0
     tune: tuple[str, ...] = ()
+    used: bool = False
 
 
 # Set by `cli.run`, before the script starts; None in every other process.
 current: RunDefault | None = None
 
 _is_ours = contextvars.ContextVar("_is_ours", default=False)
+
+
+def note_use() -> None:
+    """Notes that workers run something."""
+    if current is not None:
+        current.used = True
 
 
 @contextlib.contextmanager

@@ -362,6 +362,23 @@ def test_a_script_that_exits_with_an_error_gets_no_note(tmp_path: pathlib.Path) 
     assert "Received: TF_LATE='1', set by sub/script.py." in late
 
 
+@pytest.mark.thorough
+def test_a_script_whose_loop_ran_on_workers_gets_no_note(tmp_path: pathlib.Path) -> None:
+    source = """
+        import nanotf
+        from nanotf import nano
+
+        @nano(num_processes=2)
+        def loop():
+            return 1
+
+        print(loop())
+        """
+    done = _run(tmp_path, textwrap.dedent(source))
+    assert done.stdout.split() == ["1"], done.stderr
+    assert "never called fit" not in done.stderr
+
+
 LATE = {
     "a thread": "threading.Thread(target=late).start()",
     "an exit handler": "atexit.register(late)",

@@ -25,6 +25,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from nanotf.compat import keras_names
+
 WHOLE, ROWS, PARTIAL = "whole", "rows", "partial"
 COUNTED, CHANGED, LIST, HANDLE = "counted", "changed", "list", "handle"
 UNKNOWN, NOTHING = "unknown", "nothing"
@@ -88,6 +90,10 @@ EMPTY = TensorState(NOTHING)
 
 class Coupled(Exception):
     """Raised by a rule that has no state for a result; the text is the `Reason`'s."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        setattr(self, keras_names.AS_IT_IS, True)
 
 
 def add_powers(one: Power, other: Power, sign: int = 1) -> Power:

@@ -112,7 +112,7 @@ class Tracing:
             return self.decisions[-1]
         for found in self._repeated:
             return found
-        raise Coupled(f"it calls other layers for {self.rows} rows")
+        raise Coupled("it calls other layers each time")
 
     def note_draw(self, drawn: Any, others: Sequence[Any]) -> None:
         """Registers random numbers that a region draws for the whole batch.

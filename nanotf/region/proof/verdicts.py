@@ -263,7 +263,9 @@ def prove(
         logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
         line = graphs.line_that_raised(error)
         place = f" in {line[0]}, line {line[1]}" if line else ""
-        return Verdict(f"its call cannot be traced: {type(error).__name__}{place}")
+        said = str(error).strip().partition("\n")[0]
+        text = f"{type(error).__name__}{place}" + (f": {said}" if said else "")
+        return Verdict(f"its call cannot be traced: {text.rstrip('.')}")
 
 
 def _judged(
