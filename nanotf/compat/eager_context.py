@@ -53,7 +53,7 @@ def follow(taken: tuple[int, Any] | None, is_new: bool) -> None:
         taken: of `seeds`.
         is_new: bool, whether that process has set a seed since, see `seeding`.
     """
-    restore_seeds(taken, is_new)
+    _set_seeds(taken)
     if is_new:
         context.context().clear_kernel_cache()
 
@@ -116,26 +116,24 @@ def seeded(number: int | None) -> Iterator[None]:
         here._seed = before
 
 
-def restore_seeds(taken: tuple[int, Any] | None, drops: bool = True) -> None:
+def restore_seeds(taken: tuple[int, Any] | None) -> None:
     """Restores what `seeds` returned.
 
     If the state changes, cached kernels are dropped, as `tf.random.set_seed` does. A cached kernel
     that got the same seeds again would continue its old sequence.
-
-    Args:
-        taken: of `seeds`.
-        drops: bool, whether cached kernels are dropped; functions' kernels are among them.
     """
-    if taken == seeds():
-        return
+    if taken != seeds():
+        _set_seeds(taken)
+        context.context().clear_kernel_cache()
+
+
+def _set_seeds(taken: tuple[int, Any] | None) -> None:
     here = context.context()
     generator = getattr(here, "_rng", None) or random.Random()  # the same, for `seeding`
     here._seed, here._rng = None, None
     if taken is not None:
         here._seed, here._rng = taken[0], generator
         here._rng.setstate(taken[1])
-    if drops:
-        here.clear_kernel_cache()
 
 
 def seed(number: int, is_new: bool) -> None:

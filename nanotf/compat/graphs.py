@@ -171,6 +171,11 @@ def all_operations(graph: Any) -> Iterator[Any]:
             yield from all_operations(inner)
 
 
+def runs_python(graph: Any) -> bool:
+    """Returns True if an operation of a graph or of its functions runs Python code."""
+    return any(operation.type in RUN_PYTHON for operation in all_operations(graph))
+
+
 def has_effects(operation: Any) -> bool:
     """Returns True if an operation does more than compute its results, or draw random numbers."""
     from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils

@@ -77,7 +77,7 @@ class FitCall(ModelCall):
             rejections.warn_of_lengths(model, specs)
         rejections.refuse_data(model, specs, "fit")
         if self._counts_traces():
-            keras_names.trace_step(model, "train_step", self.steps()["train"])
+            keras_names.trace_step(model, "train_step", self.specs_by_step()["train"])
         super().build()
         rejections.refuse_optimizer(model, specs)
         # With the rows that Keras's step would know.
@@ -87,8 +87,8 @@ class FitCall(ModelCall):
     def _counts_traces(self) -> bool:
         """Returns True if workers draw random numbers by how often Keras would have traced."""
         model = self.model
-        traces = not model.run_eagerly and not traced.is_traced(model, self.steps())
-        return traces and keras_names.counts_traces(model)
+        counts = keras_names.counts_traces(model) and not model.run_eagerly
+        return counts and not traced.is_traced(model, self.specs_by_step())
 
     def _refuse_weights_and_validation(self) -> None:
         model, data, a = self.model, self.data, self.arguments
@@ -100,16 +100,16 @@ class FitCall(ModelCall):
         rejections.refuse_data(model, data.validation_specs, "evaluate")
         rejections.refuse_weights(model, data.keras_specs(data.validation), "evaluate")
 
-    def steps(self) -> dict[str, Any]:
-        steps = super().steps()
+    def specs_by_step(self) -> dict[str, Any]:
+        specs = super().specs_by_step()
         if self.data.validation is not None:
-            steps["test"] = self.data.keras_specs(self.data.validation)
-        return steps
+            specs["test"] = self.data.keras_specs(self.data.validation)
+        return specs
 
     def dumped(self) -> tuple[bytes, list[Any]]:
         if not self._counts_traces():
             return super().dumped()
-        with keras_names.before_last_trace(self.model, "train_step", self.steps()["train"]):
+        with keras_names.before_last_trace(self.model, "train_step", self.specs_by_step()["train"]):
             return super().dumped()
 
     def variables_to_send(self) -> list[Any]:
@@ -436,6 +436,8 @@ class FitCall(ModelCall):
         del self.metrics
 
     def end(self, results: list[Any]) -> Any:
+        if results:
+            self.traced.runs_python = results[0]
         return self.model.history
 
     def reported(self) -> None:

@@ -154,6 +154,7 @@ class _Inference(ModelCall):
     def take_over(self, left: jobs.Left) -> None:
         """Copies the changes of a pass to the user's model."""
         keras_names.set_step_count(self.model, self.method, left.steps)
+        self.traced.runs_python = left.runs_python
         for place, value in left.changed.items():
             self.variables[place].assign(value)
         keras_names.set_plain_attributes(self.model, left.attributes)

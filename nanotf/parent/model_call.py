@@ -56,7 +56,7 @@ class ModelCall(calls.Call):
             )
         with pickling.naming(f"The model {model.name!r}"):
             now = self.dumped()
-        self.traced = traced.traced(model, *now, self.steps())
+        self.traced = traced.traced(model, *now, self.specs_by_step())
         self.numbered = self.traced.numbered
         own = self.variables_to_send()
         self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())
@@ -110,7 +110,7 @@ class ModelCall(calls.Call):
         """Returns the specs of the first step's batch, and the name of its method."""
         return self.data.specs, self.method
 
-    def steps(self) -> dict[str, Any]:
+    def specs_by_step(self) -> dict[str, Any]:
         """Returns Keras's specs of a batch by what the call runs: "train", "test" or "predict"."""
         return {rejections.STEPS[self.method]: self.data.keras_specs(self.data.train)}
 

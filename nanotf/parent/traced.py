@@ -4,6 +4,9 @@ Keras makes a step function at a model's first `fit`, `evaluate` or `predict` af
 TensorFlow traces it for each kind of batch. Numbers that Python code read then stay in the trace:
 `model.beta = 2.0` between two calls of `fit` changes nothing until the next `compile`. Workers
 trace their own functions, some of them later than the first call: new workers, for example.
+
+Python code that a step runs (`tf.py_function`, `tf.numpy_function`) reads what is there at each
+step. Workers of such a model get it as it is, and trace it anew.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Traced:
         number: int, another one for each set of Keras's functions. Random operations in them count
             what they have drawn, so workers reuse the functions of one set only. 0 if steps run
             eagerly.
+        runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
         attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
     """
 
@@ -36,33 +40,40 @@ class Traced:
     numbered: list[Any]
     trainable: list[Any]
     number: int = 0
+    runs_python: bool | None = None
     attributes: tuple[dict[str, Any], ...] | None = None
 
-    def is_of(self, other: Traced) -> bool:
-        """Returns True if both are the same model, with the same variables in the same order."""
-        return _ids(self.numbered) == _ids(other.numbered) and _ids(self.trainable) == _ids(
-            other.trainable
+    def holds_for(self, now: Traced) -> bool:
+        """Returns True if workers may have this model instead of the model as it is now.
+
+        It must have the same variables in the same order. Python code that steps run reads objects
+        as they are now: unless it is known that there is none, only an unchanged model will do.
+        """
+        if self.runs_python is not False and self.heap != now.heap:
+            return False
+        return _ids(self.numbered) == _ids(now.numbered) and _ids(self.trainable) == _ids(
+            now.trainable
         )
 
 
-def traced(model: Any, heap: bytes, numbered: list[Any], steps: dict[str, Any]) -> Traced:
+def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str, Any]) -> Traced:
     """Returns the model as its step functions were traced, or else as it is, which is noted.
 
     Args:
         model: the user's model.
         heap, numbered: of `shipping.heap.dump_model`, now.
-        steps: dict of str to nested structure of `tf.TensorSpec`: what the call runs, "train",
-            "test" or "predict", first what it is named for, and a batch of it as Keras sees it.
+        specs_by_step: dict of str to nested structure of `tf.TensorSpec`: what the call runs,
+            "train", "test" or "predict", the first named for it, and a batch as Keras sees it.
     """
     now = Traced(heap, numbered, list(model.trainable_variables))
     found = None
-    for step, specs in steps.items():
+    for step, specs in specs_by_step.items():
         function = None if model.run_eagerly else keras_names.step_function(model, step)
         if not hasattr(function, "__dict__"):
             return now
         by_kind = vars(function).setdefault(_TRACED, {})
         known = by_kind.get(repr(specs))
-        if known is None or not known.is_of(now):
+        if known is None or not known.holds_for(now):
             known = by_kind[repr(specs)] = found or now
         found = found or known
     found = found or now
@@ -79,9 +90,9 @@ def _number_for(model: Any, new: Traced) -> int:
     return next(_numbers)
 
 
-def is_traced(model: Any, steps: dict[str, Any]) -> bool:
-    """Returns True if a call has traced the first of `steps`; see `traced`."""
-    step, specs = next(iter(steps.items()))
+def is_traced(model: Any, specs_by_step: dict[str, Any]) -> bool:
+    """Returns True if a call has traced the first of the steps; see `traced`."""
+    step, specs = next(iter(specs_by_step.items()))
     function = keras_names.step_function(model, step)
     return repr(specs) in getattr(function, _TRACED, {})
 

@@ -79,7 +79,7 @@ class ModelJob:
 
 @dataclasses.dataclass(frozen=True)
 class FitJob(ModelJob):
-    """One `fit`. A worker's result is None.
+    """One `fit`. A worker's result is a bool, see `Left.runs_python`.
 
     Args:
         train: `ArrayInput` or `StreamInput`.
@@ -149,12 +149,14 @@ class Left:
         attributes: see `keras_names.plain_attributes`, those of the model, if steps that run
             eagerly have changed any.
         seeds: see `Generation.drawn_seeds`.
+        runs_python: bool, whether the model's traced steps run Python code, see `parent.traced`.
     """
 
     steps: int | None
     changed: dict[int, Any]
     attributes: tuple[dict[str, Any], ...] = ()
     seeds: Any = None
+    runs_python: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,8 +154,13 @@ class _ModelRun:
         steps = keras_names.step_count(self.model, method)
         if self.session.rank:
             return jobs.Left(steps, {})
-        seeds = generation().drawn_seeds()
-        return jobs.Left(steps, self.state.changed(0), self._changed_attributes(), seeds)
+        return jobs.Left(
+            steps,
+            self.state.changed(0),
+            self._changed_attributes(),
+            generation().drawn_seeds(),
+            self.model._nanotf_runs_python,
+        )
 
     def _changed_attributes(self) -> tuple[dict[str, Any], ...]:
         """Returns the model's plain attributes if steps that run eagerly have changed any.
@@ -260,7 +265,7 @@ class FitRun(_ModelRun):
     stop_flag = "stop_training"
     own_hooks = frozenset({"on_train_begin", "on_epoch_begin"})
 
-    def _run(self) -> None:
+    def _run(self) -> bool:
         job = self.job
         self.turn = 0
         self._last_wait = ""
@@ -305,6 +310,7 @@ class FitRun(_ModelRun):
                 shuffle=False,
                 verbose=0,
             )
+        return bool(self.model._nanotf_runs_python)
 
     def _metrics_state(self) -> state.State:
         job = self.job

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import graphs, keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.values import write
 from nanotf.region import scope
@@ -36,6 +36,7 @@ class ReplicaMixin:
     _nanotf_ahead: Ahead
     _nanotf_compiles: bool
     _nanotf_unreset: Sequence[tuple[Any, Any]]
+    _nanotf_runs_python: bool
     _nanotf_own_steps: frozenset[str]
 
     def train_step(self, data: Any) -> Any:
@@ -109,8 +110,12 @@ class ReplicaMixin:
 
 
 @tf.autograph.experimental.do_not_convert
-def _calls(model: Any) -> contextlib.AbstractContextManager[None]:
-    return scope.compiling() if model._nanotf_compiles else contextlib.nullcontext()
+@contextlib.contextmanager
+def _calls(model: Any) -> Iterator[None]:
+    with scope.compiling() if model._nanotf_compiles else contextlib.nullcontext():
+        yield
+    if not tf.executing_eagerly() and graphs.runs_python(tf.compat.v1.get_default_graph()):
+        type(model)._nanotf_runs_python = True
 
 
 @tf.autograph.experimental.do_not_convert
@@ -205,6 +210,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
         "_nanotf_ahead": ahead,
         "_nanotf_compiles": bool(model.jit_compile),
         "_nanotf_unreset": (),
+        "_nanotf_runs_python": False,
         "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # do not compile the whole step

@@ -88,10 +88,8 @@ def targets_of(table: Iterable[str], size: Size) -> list[np.ndarray]:
     return [values(size, 2) for _ in table]
 
 
-@pytest.mark.parametrize("kind", list(parts.LAYERS))
-def test_layers(float64: None, kind: str, size: Size) -> None:
-    shape, table = parts.LAYERS[kind]
-    table = parts.installed(table)
+def assert_layers_alike(shape: tuple[int, ...], table: Any, size: Size) -> None:
+    """Compares a model with a branch for each layer of a table, each behind a layer that trains."""
 
     def trained(x: Any) -> Any:
         return L.Dense(shape[-1], activation="tanh")(x)
@@ -102,6 +100,12 @@ def test_layers(float64: None, kind: str, size: Size) -> None:
         targets_of(table, size),
         size,
     )
+
+
+@pytest.mark.parametrize("kind", list(parts.LAYERS))
+def test_layers(float64: None, kind: str, size: Size) -> None:
+    shape, table = parts.LAYERS[kind]
+    assert_layers_alike(shape, parts.installed(table), size)
 
 
 @pytest.mark.parametrize("rows", [22, 24])
@@ -125,35 +129,14 @@ def test_branches_and_batches_of_one_row(float64: None) -> None:
     """A worker without rows makes the same operations, and so the same order of exchanges."""
     shape, table = parts.LAYERS["sequences"]
     chosen = {name: table[name] for name in ("Masking", "TimeDistributed")}
-    one = Size(3, 1)
-
-    def trained(x: Any) -> Any:
-        return L.Dense(shape[-1], activation="tanh")(x)
-
-    assert_alike(
-        lambda: branches(lambda: L.Input(shape), chosen, trained),
-        values(one, *shape),
-        targets_of(chosen, one),
-        one,
-    )
+    assert_layers_alike(shape, chosen, Size(3, 1))
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("shape", [(3,), (6, 4), (4, 4, 3)])
 def test_statistics_where_a_worker_has_no_rows(float64: None, shape: tuple[int, ...]) -> None:
     """A last batch of one row, in which the other worker's padding row counts for nothing."""
-    some = Size(9, 4)
-
-    def trained(x: Any) -> Any:
-        return L.Dense(shape[-1], activation="tanh")(x)
-
-    table = {"BatchNormalization": L.BatchNormalization}
-    assert_alike(
-        lambda: branches(lambda: L.Input(shape), table, trained),
-        values(some, *shape),
-        targets_of(table, some),
-        some,
-    )
+    assert_layers_alike(shape, {"BatchNormalization": L.BatchNormalization}, Size(9, 4))
 
 
 @pytest.mark.thorough

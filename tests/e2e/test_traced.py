@@ -75,6 +75,48 @@ def test_a_change_between_two_calls_changes_no_trace(what: str, ends: bool) -> N
     assert_same_state(found, expected)
 
 
+class Running(L.Layer):  # type: ignore[misc]
+    """A layer whose Python code runs at each step, and reads an attribute and a dict then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.options = 1.0, {"scale": 1.0}
+
+    def call(self, x: Any) -> Any:
+        out = tf.numpy_function(lambda v: v * self._now(v), [x], x.dtype)
+        out.set_shape(x.shape)
+        return out
+
+    def _now(self, like: np.ndarray) -> Any:
+        return like.dtype.type(self.factor * self.options["scale"])
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+@pytest.mark.parametrize("what", ["attribute", "dict"])
+def test_code_that_steps_run_reads_what_is_there_now(what: str) -> None:
+    def run(**workers: Any) -> list[float]:
+        tf.keras.utils.set_random_seed(1)
+        layer = Running()
+        model = Sequential([L.Input((5,)), layer, L.Dense(3)])
+        model.compile("sgd", "mse")
+        found = []
+        for number in (1.0, 2.0, 3.0):
+            if what == "attribute":
+                layer.factor = number
+            else:
+                layer.options["scale"] = number
+            calls = {"batch_size": 8, "verbose": 0, **workers}
+            if number < 3:
+                found.append(model.fit(X, Y, **calls).history["loss"][0])
+            found.append(model.evaluate(X, Y, **calls))
+            found.append(float(np.sum(model.predict(X, **calls))))
+        return found
+
+    np.testing.assert_allclose(run(num_processes=2), run(), rtol=1e-4)
+
+
 def test_a_change_at_the_begin_of_training_is_traced() -> None:
     class Beginning(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:

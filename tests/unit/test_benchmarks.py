@@ -108,6 +108,8 @@ def test_processor_keeps_the_time_of_a_process_that_ends() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     processor = clock.Processor([busy.pid])
     try:
+        if processor.seconds() is None:
+            pytest.skip("this system has no clocks of other processes")
         while not processor.seconds() > 0:
             time.sleep(0.01)
     finally:
