@@ -5,6 +5,7 @@
 | `func_graph.FuncGraph`, its `captures` | a graph of a call that never runs; `tf.function` would keep it |
 | `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
+| `function_def_to_graph` | the graphs of loops that TensorFlow still makes with `Defun` (`ctc_loss`) |
 | `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
 | `Operation.traceback`, `Operation._original_op`, AutoGraph's `__autograph_generated_file*.py` | the line of code that made an operation; for one of a gradient, the operation that it belongs to; AutoGraph does not map the lines of a gradient's function back |
 | `tensor_util.constant_value` | the value of a constant |
@@ -154,13 +155,28 @@ def functions_of(operation: Any) -> list[Any]:
 
 
 def _function_graph(graph: Any, name: str) -> Any:
-    while graph is not None:
-        function = graph._get_function(name)
+    holder = graph
+    while holder is not None:
+        function = holder._get_function(name)
         inner = getattr(function, "graph", None)
         if inner is not None:
             return inner
-        graph = getattr(graph, "outer_graph", None)
+        if function is not None:
+            return _defined_graph(graph, function)
+        holder = getattr(holder, "outer_graph", None)
     raise LookupError(name)
+
+
+def _defined_graph(graph: Any, function: Any) -> Any:
+    """Returns the graph of a function that `Defun` made, which keeps its definition alone."""
+    from tensorflow.python.framework import function_def_to_graph
+
+    # Kept on the function, and not in a table: the graph keeps its function alive.
+    if not hasattr(function, "_nanotf_graph"):
+        with graph.as_default():
+            inner = function_def_to_graph.function_def_to_graph(function.definition)
+        function._nanotf_graph = inner
+    return function._nanotf_graph
 
 
 def all_operations(graph: Any) -> Iterator[Any]:
