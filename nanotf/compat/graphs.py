@@ -97,6 +97,46 @@ def float_operations(graph: Any) -> dict[str, int]:
     return found
 
 
+def all_float_operations(graph: Any, given: Callable[[Any], Any] = lambda _: None) -> int:
+    """Returns the floating-point operations of a graph and its functions, as far as known.
+
+    A loop counts as often as it says that it runs at most, a branch as if all of them ran.
+
+    Args:
+        graph: the graph.
+        given: function, returns the constant value of an input of the graph, None if it has none.
+    """
+
+    def value_of(tensor: Any) -> Any:
+        if tensor.op.type == "Placeholder":
+            return given(tensor)
+        return constant(tensor, value_of, 16)
+
+    total = sum(float_operations(graph).values())
+    for operation in graph.get_operations():
+        for inner in functions_of(operation):
+            total += _most_runs(operation, value_of) * all_float_operations(
+                inner, functools.partial(_argument, operation, inner, value_of)
+            )
+    return total
+
+
+def _argument(operation: Any, inner: Any, value_of: Callable[[Any], Any], tensor: Any) -> Any:
+    """Returns the constant value of a function's input, None if it has none, as in a loop."""
+    if not operation.type.endswith("PartitionedCall"):
+        return None
+    places = [place for place, each in enumerate(inner.inputs) if each is tensor]
+    return value_of(operation.inputs[places[0]]) if places else None
+
+
+def _most_runs(operation: Any, value_of: Callable[[Any], Any]) -> int:
+    """Returns the number of times that a loop of `tf.while_loop` runs at most, 1 if unknown."""
+    if operation.type not in ("While", "StatelessWhile"):
+        return 1
+    known = value_of(operation.inputs[1])  # its `maximum_iterations`
+    return max(int(known), 1) if known is not None and known.ndim == 0 else 1
+
+
 def release(variable: Any) -> None:
     """Frees a variable's memory. Reading it then gives an array of no elements; see `refill`."""
     # Destroying the resource has no effect in eager execution, where it is a counted reference.

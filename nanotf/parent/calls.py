@@ -71,7 +71,7 @@ def needs_workers(
     if num_processes is None:
         return False
     topology.check_num_processes(num_processes)
-    return bool(num_processes > 1)
+    return bool(num_processes > 1) and not defaults.alone
 
 
 def check_max_restarts(value: Any) -> int:
@@ -321,7 +321,7 @@ class Call:
         clock.readings = [writer.reading for writer in self.writers if not writer.ahead]
         result = self.end(results)
         clock.ended = timing.now()
-        self.report = report.Report.of(self.method, clock, times, self.size)
+        self.report = report.Report.of(self.method, clock, times, self.size, self.parts)
         report.remember(self.report)
         self.reported()
         return result
@@ -437,6 +437,7 @@ class Call:
                 show(message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
+                self.parts = message.parts
             elif isinstance(message, messages.Waiting):
                 waiting[rank] = message
                 if len(waiting) == self.size:

@@ -40,6 +40,9 @@ class RunDefault:
 # Set by `cli.run`, before the script starts; None in every other process.
 current: RunDefault | None = None
 
+# Whether all code runs in this process, whatever it asks for; `cli.recorded` sets it.
+alone = False
+
 _is_ours = contextvars.ContextVar("_is_ours", default=False)
 
 
@@ -70,6 +73,8 @@ def num_processes(given: int | str | None) -> int | str | None:
         that trains its own model does so in this process, as it would without `nanotf run`, since
         the workers are waiting for it.
     """
+    if alone:
+        return None
     if current is None or _is_ours.get():
         return given
     current.fits += 1

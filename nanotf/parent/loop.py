@@ -44,7 +44,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context, likeness
+from nanotf.region import context, likeness, recording
 from nanotf.shipping import (
     built,
     jobs,
@@ -123,6 +123,12 @@ def nano(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            value = call_somewhere(*args, **kwargs)
+            if context.current is None:
+                recording.note_call(getattr(function, "__name__", "a function"), value)
+            return value
+
+        def call_somewhere(*args: Any, **kwargs: Any) -> Any:
             if not has_workers or context.current is not None:
                 return function(*args, **kwargs)
             size = num_processes or 1

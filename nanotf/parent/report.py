@@ -33,7 +33,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from nanotf.errors import NanoError
@@ -46,6 +46,7 @@ from nanotf.parent.report_timeline import (
     slices_of_worker,
 )
 from nanotf.wire import timing
+from nanotf.wire.parts import Part
 
 _COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
 
@@ -74,6 +75,8 @@ class Report:
         hint: str, what may be faster; "" if nothing is known.
         tuned: tuple of str, the settings that `fit(tune=...)` has chosen for this call.
         read_processes: int, the number of readers at the end; 0 if there were none.
+        parts: tuple of `Part`, the model's layers, losses and metrics that the workers divided, and
+            those that they did not; empty in one process.
     """
 
     method: str
@@ -93,10 +96,16 @@ class Report:
     hint: str = ""
     tuned: tuple[str, ...] = ()
     read_processes: int = 0
+    parts: tuple[Part, ...] = ()
 
     @classmethod
     def of(
-        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...], size: int
+        cls,
+        method: str,
+        call: timing.CallTimes,
+        times: tuple[timing.WorkerTimes, ...],
+        size: int,
+        parts: tuple[Part, ...] = (),
     ) -> Report:
         """Sums up the times of the parent and `size` workers; `times` is empty if these died."""
         return cls(
@@ -114,6 +123,7 @@ class Report:
             workers=tuple(WorkerReport.of(each) for each in times),
             call=call,
             times=times,
+            parts=parts,
         )
 
     @classmethod
@@ -151,7 +161,8 @@ class Report:
     def __str__(self) -> str:
         if self.size == 1:
             return "\n".join(_text_of_one_process(self))
-        return "\n".join([*_text_of_call(self), "", *_text_of_workers(self)])
+        texts = [_text_of_call(self), _text_of_workers(self), _text_of_parts(self.parts)]
+        return "\n\n".join("\n".join(lines) for lines in texts).rstrip()
 
     def _repr_html_(self) -> str:
         """Returns the text for a notebook, and the picture if matplotlib is installed."""
@@ -294,6 +305,25 @@ def _text_of_workers(report: Report) -> Iterator[str]:
             f"Load imbalance: {100 * report.load_imbalance:.1f} % (worker {slowest.rank} computes "
             "longest)."
         )
+
+
+def _text_of_parts(parts: Sequence[Part]) -> Iterator[str]:
+    total = sum(part.operations or 0.0 for part in parts)
+    for is_divided, heading in ((True, "Divided:"), (False, "Undivided, on all rows:")):
+        chosen = [part for part in parts if part.is_divided == is_divided]
+        if chosen:
+            yield heading
+        for part in chosen:
+            share = _share(part.operations, total)
+            yield f"  {share:>7}  {part.name}" + (f": {part.why}" if part.why else "")
+    if total:
+        yield "Percentages: floating-point operations of the forward pass, as far as known."
+
+
+def _share(operations: float | None, total: float) -> str:
+    if operations is None or not total:
+        return "-"
+    return f"{100 * operations / total:.1f} %"
 
 
 def _cell(value: float | None) -> str:

@@ -7,6 +7,7 @@ first call, its 2nd, 4th, 8th and so on.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import eager_context, keras_names
-from nanotf.region import scope
+from nanotf.region import recording, scope
 
 _calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # made, by layer
 
@@ -26,6 +27,7 @@ def check(
     divided: Callable[[Any, Any], Any],
     args: Any,
     kwargs: Any,
+    differ: Callable[[Any, str, Any, Any, Any], Any] | None = None,
 ) -> None:
     """Compares a divided call with a whole one, if this call of the layer is one to compare.
 
@@ -34,10 +36,13 @@ def check(
         whole: function of the call's arguments, calls it on all rows.
         divided: function of `args` and `kwargs`, calls it on each worker's rows.
         args, kwargs: the call's arguments, of the whole batch.
+        differ: function that takes the layer, the name of a result, a bool tensor, whether it is
+            right, and one number of it on all rows and on each worker's; None to raise.
 
     Raises:
         tf.errors.InvalidArgumentError: They differ. In a graph, its run raises.
     """
+    assert_equal = functools.partial(_assert_equal, differ or _raise)
     if layer not in _calls:
         _calls[layer] = eager_context.made_outside(lambda: tf.Variable(0, dtype=tf.int64))
     number = _calls[layer].assign_add(1, read_value=True)
@@ -48,13 +53,13 @@ def check(
             expected = _results(layer, lambda: whole(*args, **kwargs), args, kwargs)
         for variable, before in zip(layer.variables, state, strict=True):
             now = keras_names.tf_variable(variable).read_value()
-            _assert_equal(layer, f"an assignment to {variable.name}", now, before)
+            assert_equal(layer, f"an assignment to {variable.name}", now, before)
         found = _results(layer, lambda: divided(args, kwargs), args, kwargs)
         for (name, here), (_, there) in zip(found, expected, strict=True):
             if (here is None) != (there is None):
                 here, there = (tf.zeros_like(v) if v is None else v for v in (here, there))
             if here is not None:
-                _assert_equal(layer, name, here, there)
+                assert_equal(layer, name, here, there)
         return True
 
     tf.cond(tf.equal(tf.bitwise.bitwise_and(number, number - 1), 0), compare, lambda: False)
@@ -89,7 +94,7 @@ def _epsilon(dtype: Any) -> float:
     return float(np.finfo(dtype.as_numpy_dtype).eps) if dtype.is_floating else 0.0
 
 
-def _assert_equal(layer: Any, name: str, here: Any, there: Any) -> None:
+def _assert_equal(differ: Callable[..., Any], layer: Any, name: str, here: Any, there: Any) -> None:
     """Asserts that tensors are equal but for rounding: the square root of the epsilon.
 
     It is the epsilon of the dtype in which the layer computes, if that is coarser: with mixed
@@ -107,13 +112,30 @@ def _assert_equal(layer: Any, name: str, here: Any, there: Any) -> None:
     is_right = gaps <= rounding * tf.reduce_max(tf.concat([finite, [0.0]], 0))
     wrong = tf.concat([tf.where(~is_right)[:, 0], [0]], 0)[0]  # the first, if there is one
     one, other = (tf.concat([v, [0.0]], 0)[wrong] for v in (here, there))
+    differ(layer, name, tf.reduce_all(is_right), other, one)
+
+
+def recorded(layer: Any, name: str, is_right: Any, whole: Any, divided: Any) -> None:
+    """Records a difference for `nanotf compare`."""
+    # The graph is that of all ranks, which run its collectives in one order; rank 0 writes.
+    is_first = scope.exchange is None or not scope.exchange.rank
+    note = recording.note_layer(f"{layer.name} ({type(layer).__name__})", name)
+    note = note if is_first else lambda *_: None
+
+    def write() -> Any:
+        return tf.numpy_function(note, [whole, divided], [], stateful=True)
+
+    tf.cond(is_right, tf.no_op, write)
+
+
+def _raise(layer: Any, name: str, is_right: Any, whole: Any, divided: Any) -> None:
     tf.debugging.Assert(
-        tf.reduce_all(is_right),
+        is_right,
         [
             f"nanotf.by_rows({layer.name}) declares that each row of its outputs depends on one row"
             f" of its inputs. Received: {name} has other values on all rows than on each worker's "
             "rows. Leave nanotf.by_rows out, or write nanotf.whole instead. Values:",
-            other,
-            one,
+            whole,
+            divided,
         ],
     )

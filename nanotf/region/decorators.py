@@ -17,7 +17,7 @@ from nanotf.compat import functions, keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import processor
-from nanotf.region import context
+from nanotf.region import context, recording
 
 
 def is_tf_function(value: Any) -> bool:
@@ -42,9 +42,12 @@ class Step:
             self.__signature__ = inspect.signature(python)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if context.current is None:
-            return self.function(*args, **kwargs)
-        return context.current.run_step(self, self.function, args, kwargs)
+        if context.current is not None:
+            return context.current.run_step(self, self.function, args, kwargs)
+        value = self.function(*args, **kwargs)
+        if recording.is_on() and require_tensorflow().executing_eagerly():
+            recording.note_call(getattr(self, "__name__", "a step"), value)
+        return value
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         return self if owner is None else types.MethodType(self, owner)

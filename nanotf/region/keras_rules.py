@@ -13,9 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import keras_names
-from nanotf.region import regions, scope
+from nanotf.region import ledger, regions, scope
 from nanotf.region.proof.verdicts import Subject, verdict_of
 from nanotf.region.rows import rows_of
+from nanotf.wire.parts import Part
 
 
 def calling(stock: Any, _: Any) -> Any:
@@ -89,7 +90,13 @@ def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         verdict = verdict_of(subject, (y_true, y_pred), options, division, regions.is_data)
         # Outside a region nothing sums gradients of variables, draws rows or adds changes.
         others = (verdict.variables, verdict.assigned, verdict.draws, verdict.statistics)
-        if verdict.whole or verdict.factors != (1,) or verdict.reads_behind or any(others):
+        why = verdict.whole
+        if verdict.factors != (1,):
+            why = why or "it returns no values of rows"
+        if verdict.reads_behind or any(others):
+            why = why or "it uses variables, random numbers or tensors that are not its arguments"
+        ledger.note(owner, Part(subject.name, not why, why, verdict.operations))
+        if why:
             return function(y_true, y_pred, **options)
         own = function(division.take(y_true), joined.own, **options)
         values = division.join(own)

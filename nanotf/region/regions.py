@@ -13,7 +13,7 @@ import tensorflow as tf
 from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
-from nanotf.region import compiled, declared, rows, scope, variables
+from nanotf.region import compiled, declared, ledger, recording, rows, scope, variables
 from nanotf.region.proof.verdicts import (
     Along,
     Verdict,
@@ -24,6 +24,7 @@ from nanotf.region.proof.verdicts import (
     warn_of_whole,
 )
 from nanotf.region.rows import Division
+from nanotf.wire.parts import Part
 
 
 class Region:
@@ -230,6 +231,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     declaration = getattr(layer, keras_names.DECLARED, None)
     if declaration == keras_names.WHOLE:
+        ledger.note(layer, Part(layer.name, False, "as nanotf.whole declares"))
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
     division = _division_for(layer, stock, args, kwargs)
@@ -237,21 +239,37 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return stock(layer, *args, **kwargs)
     subject = layer_subject(layer, stock)
     verdict = verdict_of(subject, args, kwargs, division, is_data)
-    if not verdict.whole:
-        return _divided(layer, stock, division, verdict, args, kwargs)
+    if recording.checks_layers() and any(inner.weights for inner in _inside(layer)):
+        verdict = Verdict("its layers are compared one by one")
+    elif not verdict.whole:
+        ledger.note(layer, Part(layer.name, True, operations=verdict.operations))
+        divided = functools.partial(_divided, layer, stock, division, verdict)
+        # A check calls the layer more than once.
+        calls_alike = not (verdict.draws or verdict.assigned or verdict.statistics)
+        if recording.checks_layers() and calls_alike:
+            whole, found = functools.partial(stock, layer), declared.recorded
+            declared.check(layer, whole, divided, args, kwargs, found)
+        return divided(args, kwargs)
     if declaration == keras_names.BY_ROWS:
         scope.wholes += 1
+        why = "as nanotf.by_rows declares"
+        ledger.note(layer, Part(layer.name, True, why, verdict.operations))
         trained = tuple(map(keras_names.tf_variable, layer.trainable_variables))
         verdict = Verdict(factors=None, variables=trained, reads_behind=True, leaves_notes=True)
         divided = functools.partial(_divided, layer, stock, division, verdict)
         declared.check(layer, functools.partial(stock, layer), divided, args, kwargs)
         return divided(args, kwargs)
     before = scope.wholes
-    out = stock(layer, *args, **kwargs)
+    with ledger.around(layer, Part(layer.name, False, verdict.whole, verdict.operations)):
+        out = stock(layer, *args, **kwargs)
     if scope.wholes == before:  # no layer inside is the reason
         warn_of_whole(subject, verdict)
     scope.wholes += 1
     return out
+
+
+def _inside(layer: Any) -> list[Any]:
+    return [inner for inner in keras_names.flat_layers(layer) if inner is not layer]
 
 
 def _divided(

@@ -17,6 +17,7 @@ region: Any = None  # the `regions.Region` of the call that is being divided, or
 proof: Any = None  # the `proof.traces.Tracing` of the call that is traced for its proof, or None
 regions: int = 0  # number of divided calls
 wholes: int = 0  # number of calls that could not be divided
+ledger: Any = None  # the `ledger.Ledger` of the running program, or None
 compiles: bool = False  # whether XLA compiles divided calls
 compiled: bool = False  # whether XLA compiles the running code
 
@@ -28,14 +29,19 @@ class NotCompiled(Exception):
 
 
 @contextlib.contextmanager
-def dividing(by: Exchange | None) -> Iterator[None]:
-    """Divides outermost layer calls in this context; with None they are not divided."""
-    global exchange
-    before, exchange = exchange, by
+def dividing(by: Exchange | None, noting: Any = None) -> Iterator[None]:
+    """Divides outermost layer calls in this context; with None they are not divided.
+
+    Args:
+        by: `Exchange` or None.
+        noting: `ledger.Ledger` that registers the calls, default that of the context around this.
+    """
+    global exchange, ledger
+    before, exchange, ledger = (exchange, ledger), by, ledger if noting is None else noting
     try:
         yield
     finally:
-        exchange = before
+        exchange, ledger = before
 
 
 @contextlib.contextmanager

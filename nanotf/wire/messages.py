@@ -32,6 +32,7 @@ import struct
 from typing import Any
 
 from nanotf.wire.failures import Failure
+from nanotf.wire.parts import Part
 
 Logs = dict[str, Any]
 Written = tuple[tuple[int, int, int], ...]  # the block's index in the job, offset and size in bytes
@@ -284,6 +285,7 @@ class JobDone(Message):
         rank: int.
         result: object, the worker's result for the job's kind; see `jobs`.
         times: `timing.WorkerTimes`.
+        parts: tuple of `parts.Part`, how it has computed the program's parts.
         written: the parts of its blocks that the job has written at its end, as in `Waiting`.
     """
 
@@ -292,6 +294,7 @@ class JobDone(Message):
     result: Any = None
     times: Any = None
     written: Written = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ import tensorflow as tf
 from nanotf.collectives.tally import Progress
 from nanotf.compat import distribute, keras_names, process_state
 from nanotf.compat.chance import Chance
-from nanotf.region import context, scope
+from nanotf.region import context, recording, scope
+from nanotf.region.ledger import Ledger
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
     built,
@@ -35,6 +36,7 @@ from nanotf.shipping.results import dump_result
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
+from nanotf.wire.parts import Part
 from nanotf.worker import output
 
 PROGRAMS_KEPT = 2
@@ -132,6 +134,7 @@ class _KeptProgram:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
+        self.ledger = Ledger()
         self.divides = False  # whether calls of layers were divided, in this or an earlier call
         self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
@@ -185,7 +188,10 @@ class _KeptProgram:
             return function(*args, **kwargs)  # a step inside a step
         with self._stopwatch.stepping(), self._named(step):
             value = function(*args, **kwargs)
-        self.likeness.look(getattr(step, "__name__", "a step"), value, self.variables)
+        name = getattr(step, "__name__", "a step")
+        if not self.strategy.rank:
+            recording.note_call(name, value)
+        self.likeness.look(name, value, self.variables)
         return value
 
     @contextlib.contextmanager
@@ -223,6 +229,7 @@ class LoopRun:
     """
 
     written: messages.Written = ()  # see `messages.JobDone`
+    parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
         self, session: Any, inbox: Any, number: int, job: jobs.LoopJob, blocks: list[Block]
@@ -260,11 +267,13 @@ class LoopRun:
             job.chance.restore()
         stands = process_state.ProcessState.capture()
         prints = output.to_parent(session, self.number, self.job.terminal)
-        divided, alone = scope.dividing(session.strategy), distribute.single_process()
+        divided = scope.dividing(session.strategy, kept.ledger)
+        alone = distribute.single_process()
         with prints, _current(kept), alone, divided, self._counted():
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
             kept.divides |= scope.regions > before_it
+        self.parts = kept.ledger.parts
         self.changes = stands.changes()
         summaries.flush(program.numbered)
         with distribute.single_process():

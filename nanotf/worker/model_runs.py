@@ -19,6 +19,7 @@ from nanotf.region.likeness import Likeness
 from nanotf.shipping import inputs, jobs, outputs, passed_steps, pipelines, state, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
+from nanotf.wire.parts import Part
 from nanotf.worker import output, replica
 from nanotf.worker.looks import Looks
 from nanotf.worker.process import leaving_sigterm_to_parent
@@ -62,6 +63,7 @@ class _ModelRun:
     stop_flag: str  # the attribute of a model that a callback sets to stop the run
     own_hooks: frozenset[str] = frozenset()  # hooks that the run needs itself
     written: messages.Written = ()  # see `messages.JobDone`
+    parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
         self, session: Any, inbox: Any, number: int, job: Any, blocks: list[Block]
@@ -135,8 +137,9 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
-        with prints, scope.dividing(session.strategy):
+        with prints, scope.dividing(session.strategy, self.kept.ledger):
             yield
+        self.parts = self.kept.ledger.parts
 
     def _end_if_broken(self, source: Any) -> None:
         """Abandons the job if its data ended because they raised or were refused."""

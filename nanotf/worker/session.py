@@ -18,6 +18,7 @@ from nanotf.collectives import Group
 from nanotf.compat import eager_context, keras_names, keras_optimizers, process_state
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
+from nanotf.region.ledger import Ledger
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
 from nanotf.shipping import heap, inputs, jobs, optimizers, pickling, streams
@@ -111,7 +112,7 @@ class Session:
                 result = None  # the parent knows why
             times = self.stopwatch.finish()
             answer: messages.Message = messages.JobDone(
-                message.job, self.rank, result, times, run.written
+                message.job, self.rank, result, times, run.written, run.parts
             )
         except BaseException as error:
             answer = job_failed(message.job, self.rank, error)
@@ -217,6 +218,7 @@ class KeptModel:
         numbered: list of the objects in the model; see `shipping.heap`.
         ahead: `Ahead`, for its training steps.
         update: `ShardedUpdate`, or None if this worker makes the whole update.
+        ledger: `Ledger` of the model's parts.
     """
 
     model: Any
@@ -226,6 +228,7 @@ class KeptModel:
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
 
 
 def _is_of_op(error: BaseException | None) -> bool:

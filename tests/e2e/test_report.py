@@ -13,6 +13,7 @@ import tensorflow as tf
 from parity import digits, fit_both, small_cnn
 
 import nanotf
+from nanotf.compat.versions import keras_module_name
 from nanotf.keras import nano, nano_multiprocessing
 from nanotf.parent.report import Report
 from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
@@ -229,3 +230,46 @@ def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker.communication is not None and worker.communication > 0
         assert worker.input is None
     assert "Not measured here: input." in str(report)
+
+
+class _Centre(tf.keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x - tf.reduce_max(x, 0)
+
+
+def test_parts_that_were_divided_and_one_that_was_not() -> None:
+    layers = tf.keras.layers
+    inner = [layers.LSTM(8, name="lstm"), _Centre(name="centre"), layers.Dense(3, name="dense")]
+    model = nanotf.keras.Sequential([layers.Input((6, 4)), *inner])
+    model.compile("sgd", "mse")
+    x, y = np.random.rand(10, 6, 4), np.random.rand(10, 3)
+    for _ in range(2):  # the second call traces nothing
+        report = model.fit(x, y, batch_size=5, verbose=0, num_processes=2).nanotf
+        found = {part.name: part for part in report.parts}
+        assert {name for name, part in found.items() if part.is_divided} >= {"lstm", "dense"}
+        assert not found["centre"].is_divided
+        assert "Max" in found["centre"].why
+        assert "test_report.py" in found["centre"].why
+        # 6 steps of (4 + 8) x 32 products, 2 operations each. Keras 2's loop names no maximum.
+        steps = 6 if keras_module_name() == "keras" else 1
+        assert found["lstm"].operations > steps * 12 * 32 * 2
+        assert found["dense"].operations >= 2 * 8 * 3
+    text = str(report).partition("Divided:")[2]
+    assert "lstm" in text.partition("Undivided")[0]
+    assert "centre: " in text.partition("Undivided")[2]
+
+
+def test_parts_of_a_loop() -> None:
+    dense = tf.keras.layers.Dense(2, name="outermost")
+    dense.build((None, 4))
+
+    @nano(num_processes=2)
+    def loop() -> float:
+        return float(tf.reduce_sum(dense(tf.ones((5, 4)))))
+
+    loop()
+    report = nanotf.last_report()
+    assert report is not None
+    assert [(part.name, part.is_divided, part.why) for part in report.parts] == [
+        ("outermost", True, "")
+    ]

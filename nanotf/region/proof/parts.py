@@ -29,14 +29,15 @@ class _Outputs:
     Args:
         structure: structure of them.
         leaves: tuple of `Argument`.
-        draws, statistics: tuples of bool, see `verdicts.Verdict`. It has variables, too, which must
-            not stay in memory longer than their layer.
+        draws, statistics, operations: see `verdicts.Verdict`. It has variables, too, which must not
+            stay in memory longer than their layer.
     """
 
     structure: Any
     leaves: tuple[Argument, ...]
     draws: tuple[bool, ...]
     statistics: tuple[bool, ...]
+    operations: float
 
 
 _known: dict[Any, _Outputs | None] = {}
@@ -65,7 +66,8 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
     by_rows = [handles.handle_of(variables.plain(v)) for v in used]
-    tracing.parts.append(ProvedCall(pairs, [placeholder for placeholder, _ in made], by_rows))
+    placeholders = [placeholder for placeholder, _ in made]
+    tracing.parts.append(ProvedCall(pairs, placeholders, by_rows, outputs.operations))
     tracing.draws += outputs.draws
     tracing.statistics += outputs.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])
@@ -120,7 +122,8 @@ def _proved(layer: Any, stock: Any, described: list[Any], like: Any) -> _Outputs
         return None
     structure = tf.nest.map_structure(lambda _: 0, outputs[0])
     leaves = tuple(each for each in found if each is not None)
-    return _Outputs(structure, leaves, verdict.draws, verdict.statistics)
+    operations = verdict.operations or 0.0
+    return _Outputs(structure, leaves, verdict.draws, verdict.statistics, operations)
 
 
 def _likeness(value: Any, depth: int = 0) -> Any:

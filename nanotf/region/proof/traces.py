@@ -173,11 +173,13 @@ class ProvedCall:
         inputs: list of pairs of a tensor and the `Argument` that its proof is about.
         outputs: list of placeholders for its outputs, with rows.
         handles: list of the handles of its trainable variables, which it reads for rows.
+        operations: float, its floating-point operations for one row.
     """
 
     inputs: list[tuple[Any, Argument]]
     outputs: list[Any]
     handles: list[Any]
+    operations: float
 
 
 @dataclasses.dataclass
@@ -199,6 +201,11 @@ class Trace:
     outputs: list[Any]
     notes: Any
     losses: list[Any]
+
+    def operations(self) -> float:
+        """Returns the floating-point operations for one row, with those of proved calls."""
+        inside = sum(part.operations for part in self.tracing.parts)
+        return graphs.all_float_operations(self.graph) / self.tracing.rows + inside
 
 
 def trace(

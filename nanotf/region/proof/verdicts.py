@@ -62,6 +62,7 @@ class Verdict:
         reads_behind: bool, whether it uses tensors that are not arguments.
         leaves_notes: bool, whether it leaves tensors in attributes, see `noting`. Then `factors`
             has their factors after those of the outputs.
+        operations: float or None, see `wire.parts.Part`; here with those of all parts inside.
     """
 
     whole: str = ""
@@ -74,6 +75,7 @@ class Verdict:
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
     leaves_notes: bool = False
+    operations: float | None = None
 
 
 def users_layers(layer: Any) -> list[Any]:
@@ -254,11 +256,21 @@ def prove(
         like: structure of the arguments, a pair of a tuple and a dict.
         lengths_here: sequence of int, the numbers of rows that the call is traced with, if known.
     """
+    operations = None
     try:
         with _as_before(subject.layers), keras_names.kept_random_states(subject.owner):
-            return _judged(subject, like, leaves, lengths_here)
+            if any(isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in leaves):
+                raise Coupled(
+                    "it gets a ragged or sparse tensor, whose rows nanotf does not follow"
+                )
+            with handles.watching() as used:
+                traced, again = _traced_twice(subject, like, leaves, lengths_here)
+            operations = traced.operations()
+            return dataclasses.replace(
+                _judged(subject, traced, again, used()), operations=operations
+            )
     except Coupled as coupled:
-        return Verdict(str(coupled))
+        return Verdict(str(coupled), operations=operations)
     except Exception as error:
         logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
         line = graphs.line_that_raised(error)
@@ -269,13 +281,9 @@ def prove(
 
 
 def _judged(
-    subject: Subject, like: Any, leaves: Sequence[Any], lengths_here: Sequence[int]
+    subject: Subject, traced: traces.Trace, again: traces.Trace, used: Sequence[Any]
 ) -> Verdict:
-    if any(isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in leaves):
-        raise Coupled("it gets a ragged or sparse tensor, whose rows the proof does not follow")
-    rows, other_rows = _sizes(subject, leaves)
-    with handles.watching() as used:
-        traced, again = _traced_twice(subject, like, leaves, (rows, other_rows), lengths_here)
+    rows, other_rows = traced.tracing.rows, again.tracing.rows
     readers = reader.Reader(rows, traces.twins(traced, again), other_rows)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
@@ -303,8 +311,8 @@ def _judged(
         losses=tuple(factors[len(traced.outputs) :]),
         draws=tuple(traced.tracing.draws),
         statistics=tuple(traced.tracing.statistics),
-        variables=tuple(used()),
-        positions=tuple(v for v in map(variables.plain, used()) if id(v.handle) in positions),
+        variables=tuple(used),
+        positions=tuple(v for v in map(variables.plain, used) if id(v.handle) in positions),
         assigned=assigned,
         reads_behind=any(t.dtype.is_floating for _, t in graphs.captured(traced.graph)),
         leaves_notes=bool(traced.notes),
@@ -315,7 +323,6 @@ def _traced_twice(
     subject: Subject,
     like: Any,
     leaves: Sequence[Any],
-    sizes: tuple[int, int],
     lengths_here: Sequence[int],
 ) -> tuple[traces.Trace, traces.Trace]:
     """Traces a call with two numbers of rows, and other unknown lengths replaced if it takes them.
@@ -323,6 +330,8 @@ def _traced_twice(
     Raises:
         Coupled: With one of the known numbers of rows it does something else.
     """
+
+    sizes = _sizes(subject, leaves)
 
     def traced_with(length: int | None) -> tuple[traces.Trace, traces.Trace]:
         trace = functools.partial(traces.trace, subject.call, subject.lists_of_losses, like, leaves)
