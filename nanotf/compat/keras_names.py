@@ -517,6 +517,13 @@ def step_count(model: Any, method: str) -> int | None:
     return None if counter is None else int(counter.numpy())
 
 
+def counters_of_steps(model: Any) -> list[Any]:
+    """Returns the variables in which Keras counts a model's batches and its optimizer's steps."""
+    optimizer = getattr(model, "optimizer", None)
+    steps = [] if optimizer is None else [tf_variable(optimizer.iterations)]
+    return generation().step_counters(model) + steps
+
+
 def set_step_count(model: Any, method: str, steps: int | None) -> None:
     """Sets what `step_count` returns; None changes nothing."""
     if steps is not None:

@@ -268,6 +268,8 @@ class FitCall(ModelCall):
     # ----------------------------------------------------------------------------- hooks
     def hear(self, message: Any) -> None:
         super().hear(message)
+        if not isinstance(message, messages.Event):
+            return
         if message.hook == "on_epoch_begin":
             self._begin_epoch(message.index)
         self._tell_data(message.hook, message.index)

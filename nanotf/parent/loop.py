@@ -297,11 +297,14 @@ class _LoopCall(calls.Call):
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
             terminal=jobs.Terminal.capture(),
+            summaries=summaries.has_default(),
         )
 
     def hear(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
+        elif isinstance(message, messages.Summary):
+            summaries.write(message, self.manifest.numbered, {})
         elif isinstance(message, messages.Wrote):
             self.workers.send(message)
         elif isinstance(message, messages.Saved):
@@ -342,7 +345,6 @@ class _LoopCall(calls.Call):
         return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
-        summaries.pass_on(self.manifest.numbered)
         self.partings.look(self.workers.group, ended)
 
     def failure(self, message: messages.JobFailed) -> BaseException:
@@ -389,7 +391,6 @@ class _LoopCall(calls.Call):
 
     def collect(self) -> None:
         self.state.load(1)
-        summaries.pass_on(self.manifest.numbered)
 
     def all_writers(self) -> Sequence[streams.StreamWriter]:
         return [*self._open.values(), *self._closing]

@@ -13,7 +13,7 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData, Stream
-from nanotf.shipping import heap, jobs, pickling
+from nanotf.shipping import heap, jobs, pickling, summaries
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -143,8 +143,13 @@ class ModelCall(calls.Call):
             "terminal": jobs.Terminal.capture(),
             "quiet": self.quiet,
             "unreset": self.unreset,
+            "summaries": summaries.has_default(),
         }
 
     def hear(self, message: Any) -> None:
+        if isinstance(message, messages.Summary):
+            counters = keras_names.counters_of_steps(self.model)
+            summaries.write(message, self.numbered, self.traced.summaries, counters)
+            return
         assert isinstance(message, messages.Event), message
         self.callbacks.call(message.hook, message.index, message.logs)

@@ -34,6 +34,7 @@ class Traced:
             eagerly.
         runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
         attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
+        summaries: dict of str to `compat.summaries.State`, those that its steps write with.
     """
 
     heap: bytes
@@ -42,6 +43,7 @@ class Traced:
     number: int = 0
     runs_python: bool | None = None
     attributes: tuple[dict[str, Any], ...] | None = None
+    summaries: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def holds_for(self, now: Traced) -> bool:
         """Returns True if workers may have this model instead of the model as it is now.

@@ -11,6 +11,7 @@ tells the receiver how to make it: a bare object, which gets its attributes late
 | `tf.Variable` | shape, type, name; its value separately (`state`) |
 | optimizer | class and configuration, not built (`optimizers`) |
 | variable of an optimizer | its index in the optimizer |
+| writer of summaries | its number; the parent writes (`summaries`) |
 | `tf.train.Checkpoint` | class and the objects that it saves |
 | list, dict or set that tracks its items | items and attributes |
 | lookup table | its initializer, or its content |
@@ -40,7 +41,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, objects, optimizers, pickling, user_modules
+from nanotf.shipping import classes, objects, optimizers, pickling, summaries, user_modules
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = frozenset({bool, int, float, str, bytes, type(None), types.CodeType})
@@ -186,6 +187,8 @@ def _attributes(obj: Any) -> dict[str, Any]:
     if isinstance(obj, tf.train.Checkpoint):
         return {name: value for name, value in vars(obj).items() if not name.startswith("_")}
     cls: Any = type(obj)
+    if summaries.is_writer_class(cls):
+        return {}
     left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
     found = {n: v for n, v in vars(obj).items() if n not in left_behind and _travels(n)}
     found = generation().for_another_process(obj, containers.as_new(found))
@@ -236,6 +239,8 @@ class Pickler(pickling.Pickler):
     def maker(self, obj: Any) -> Any:
         """Returns the maker of an object that is sent by number, see `_maker`; else None."""
         cls: Any = type(obj)
+        if summaries.is_writer_class(cls):
+            return summaries.WriterMaker(len(self.numbered))
         if not _is_numbered(cls):
             return None
         place = self.of_optimizers.get(id(obj))

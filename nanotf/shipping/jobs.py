@@ -60,6 +60,7 @@ class ModelJob:
         quiet: bool, whether rank 0's prints stay out of it.
         unreset: dict of int to `numpy.ndarray`, by the place in `keras_names.metric_state`: values
             of metrics that Keras has not built yet, and so does not reset before the first epoch.
+        summaries: bool, whether the parent has a default writer of summaries.
     """
 
     heap: bytes
@@ -75,6 +76,7 @@ class ModelJob:
     terminal: Terminal
     quiet: bool
     unreset: dict[int, Any]
+    summaries: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +243,7 @@ class LoopJob:
         state_block: int, the number of the job's block that holds the state.
         chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
+        summaries: bool, as in `ModelJob`.
     """
 
     shipment: Any
@@ -251,6 +254,7 @@ class LoopJob:
     state_block: int
     chance: Chance
     terminal: Terminal
+    summaries: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,10 +33,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import classes, heap, mutables, objects, pickling, summaries, user_modules
+from nanotf.shipping import classes, heap, mutables, objects, pickling, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -64,21 +63,10 @@ class _Data:
     number: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Writer:
-    """Maker of a writer of summaries."""
-
-    directory: str
-
-    def make(self) -> Any:
-        create = require_tensorflow().summary.create_file_writer
-        return create(self.directory, flush_millis=summaries.FLUSH_MILLISECONDS)
-
-
 @functools.cache
 def _is_made_here(cls: Any) -> bool:
     """Returns True if a worker makes its own objects of a class to replace the parent's."""
-    return issubclass(cls, (*objects.data_classes(), require_tensorflow().summary.SummaryWriter))
+    return issubclass(cls, objects.data_classes())
 
 
 class _Pickler(heap.Pickler):
@@ -92,8 +80,6 @@ class _Pickler(heap.Pickler):
         cls: Any = type(obj)
         if not _is_made_here(cls):
             return super().maker(obj)
-        if summaries.is_writer(obj):
-            return _Writer(summaries.relay_of(obj).directory)
         return _Data(self._manifest.add_data(obj))
 
     def attributes(self, obj: Any) -> dict[str, Any]:

@@ -1,86 +1,200 @@
-"""Passes on summaries from a `@nano` function to the writers that its caller has made.
+"""Summaries that workers write: rank 0 sends them, and the parent writes them to its writers.
 
-TensorFlow does not reveal a writer's directory. So rank 0 writes to a directory of its own. The
-parent reads the files there as they grow, and passes on their contents to the user's writer.
+A writer that a program refers to is another one in the workers, with the number that the writer has
+among the program's objects. Code that writes to the default writer of `fit` uses one without a
+number. Its writer, step and condition are those that the parent has when the first summary of a
+pass arrives, since TensorFlow keeps them in the graph that it traces then.
 """
 
 from __future__ import annotations
 
-import pathlib
-import shutil
-import struct
-import tempfile
-import weakref
-from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from nanotf.compat.versions import require_tensorflow
+from nanotf.wire import messages
 
-FLUSH_MILLISECONDS = 1000
-_HEAD = struct.Struct("<QI")  # head of a TFRecord: the length of its data, and a checksum
-_CHECKSUM = 4  # bytes, behind the data
+_DEFAULT = -1  # the number of the default writer
+_NO_STEP = -(2**62)  # a summary that names no step
 
 
-class Relay:
-    """Link between a writer and the workers that write in its place.
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The resource of a writer that a worker has in place of the parent's."""
+
+    number: int
+
+
+@functools.cache
+def _writer_class() -> Any:
+    class RelayedWriter(require_tensorflow().summary.SummaryWriter):  # type: ignore[misc]
+        def __init__(self, number: int) -> None:
+            self._resource = _Place(number)
+
+        def init(self) -> None:
+            """Does nothing: the parent's writer is ready."""
+
+        def flush(self) -> None:
+            """Does nothing: the parent flushes its own."""
+
+        def close(self) -> None:
+            """Does nothing: the parent's writer outlives the call."""
+
+    return RelayedWriter
+
+
+@dataclasses.dataclass(frozen=True)
+class WriterMaker:
+    """Maker of a worker's writer.
 
     Args:
-        writer: `tf.summary.SummaryWriter`.
-
-    Attributes:
-        directory: str, where rank 0 writes.
+        number: int, of the parent's writer among the objects of the program.
     """
 
-    def __init__(self, writer: Any) -> None:
-        self.directory = tempfile.mkdtemp(prefix="nanotf-summaries-")
-        self._read: dict[pathlib.Path, int] = {}  # bytes of each file
-        weakref.finalize(writer, shutil.rmtree, self.directory, ignore_errors=True)
+    number: int
 
-    def pass_on(self, writer: Any) -> None:
-        """Passes on to the writer the data that have arrived since the last call."""
-        tf = require_tensorflow()
-        with writer.as_default(step=0):
-            for path in sorted(pathlib.Path(self.directory).iterdir()):
-                for record in self._records(path):
-                    event = tf.compat.v1.Event.FromString(record)
-                    if event.HasField("summary"):
-                        summary = event.summary.SerializeToString()
-                        tf.summary.experimental.write_raw_pb(summary, event.step)
-
-    def _records(self, path: pathlib.Path) -> Iterator[bytes]:
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            while len(head := file.read(_HEAD.size)) == _HEAD.size:
-                length, _ = _HEAD.unpack(head)
-                body = file.read(length + _CHECKSUM)
-                if len(body) < length + _CHECKSUM:  # the rest is not there yet
-                    return
-                self._read[path] = file.tell()
-                yield body[:length]
+    def make(self) -> Any:
+        return _writer_class()(self.number)
 
 
-_relays: weakref.WeakKeyDictionary[Any, Relay] = weakref.WeakKeyDictionary()
+@functools.cache
+def is_writer_class(cls: Any) -> bool:
+    """Returns True for a class of writers of summaries."""
+    return issubclass(cls, require_tensorflow().summary.SummaryWriter)
 
 
-def relay_of(writer: Any) -> Relay:
-    """Returns a writer's relay, the same for each call."""
-    if writer not in _relays:
-        _relays[writer] = Relay(writer)
-    return _relays[writer]
+# ----------------------------------------------------------------------------------- a worker
+@dataclasses.dataclass(frozen=True)
+class Sender:
+    """Where a worker's summaries go.
+
+    Args:
+        job: int.
+        tell: function of a message, sends it if this is rank 0.
+        kind: function, returns what the model does now: "train", "test", "predict"; or "".
+        counters: sequence of variables that steps and conditions of the parent's may depend on.
+    """
+
+    job: int
+    tell: Callable[[messages.Message], None]
+    kind: Callable[[], str] = str
+    counters: Sequence[Any] = ()
+
+    def send(self, number: int, step: Any, count: int, *values: Any) -> bool:
+        """Sends one summary; `values` are the operation's other inputs and the counters."""
+        content = tuple(v if isinstance(v, bytes) else np.asarray(v) for v in values[:count])
+        counts = tuple(int(v) for v in values[count:])
+        step = None if int(step) == _NO_STEP else int(step)
+        self.tell(messages.Summary(self.job, number, self.kind(), step, content, counts))
+        return True
 
 
-def is_writer(value: Any) -> bool:
-    """Returns True if a value is a writer of summaries."""
-    return isinstance(value, require_tensorflow().summary.SummaryWriter)
+_sender: Sender | None = None
 
 
-def pass_on(roots: Sequence[Any]) -> None:
-    """Passes on, in the parent, the workers' summaries to the writers among a call's roots."""
-    for root in filter(is_writer, roots):
-        relay_of(root).pass_on(root)
+@functools.cache
+def _intercept() -> None:
+    from nanotf.compat import summaries
+
+    summaries.intercept(lambda resource: isinstance(resource, _Place), _write)
 
 
-def flush(roots: Sequence[Any]) -> None:
-    """Flushes, in a worker, the writers among a call's roots."""
-    for root in filter(is_writer, roots):
-        root.flush()
+def _write(place: _Place, step: Any, *inputs: Any) -> Any:
+    """Replaces the operation that writes a summary; the same on all ranks."""
+    tf = require_tensorflow()
+    if _sender is None:
+        return tf.constant(False)
+    counts = [variable.read_value() for variable in _sender.counters]
+
+    def send(step: Any, *values: Any) -> bool:
+        return _sender is not None and _sender.send(place.number, step, len(inputs), *values)
+
+    return tf.numpy_function(send, [tf.cast(step, tf.int64), *inputs, *counts], tf.bool)
+
+
+@contextlib.contextmanager
+def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
+    """Sends the summaries of code in this context.
+
+    Args:
+        sender: `Sender`.
+        with_default: bool, whether the parent has a default writer.
+    """
+    global _sender
+    from nanotf.compat import summaries
+
+    _intercept()
+    before, _sender = _sender, sender
+    default = summaries.State(_writer_class()(_DEFAULT), _NO_STEP, True)
+    try:
+        with summaries.as_state(default) if with_default else contextlib.nullcontext():
+            yield
+    finally:
+        _sender = before
+
+
+# --------------------------------------------------------------------------------- the parent
+def has_default() -> bool:
+    """Returns True if this thread has a default writer."""
+    from nanotf.compat import summaries
+
+    return summaries.state().writer is not None
+
+
+def write(
+    message: messages.Summary,
+    numbered: Sequence[Any],
+    states: dict[str, Any],
+    counters: Sequence[Any] = (),
+) -> None:
+    """Writes a worker's summary.
+
+    Args:
+        message: `messages.Summary`.
+        numbered: sequence of the program's objects.
+        states: dict of str to `compat.summaries.State`, by `message.kind`, which this call fills.
+        counters: sequence of the parent's variables, as those of `Sender`.
+    """
+    from nanotf.compat import summaries
+
+    tf = require_tensorflow()
+    if message.kind not in states:
+        found = summaries.state()
+        step = found.step  # a graph keeps the number, or reads the variable
+        if step is not None and not hasattr(step, "assign"):
+            found = found._replace(step=int(step))
+        states[message.kind] = found
+    state = states[message.kind]
+    if message.writer != _DEFAULT:
+        state = state._replace(writer=numbered[message.writer])
+    if state.writer is None or summaries.is_closed(state.writer):
+        return
+    with summaries.as_state(state), _counting(counters, message.counts):
+        if len(message.content) == 1:
+            tf.summary.experimental.write_raw_pb(_plain(message.content[0]), message.step)
+        else:
+            tensor, tag, metadata = message.content
+            tf.summary.write(_plain(tag).decode(), tensor, message.step, _plain(metadata))
+
+
+def _plain(content: Any) -> bytes:
+    found = content if isinstance(content, bytes) else content.item()
+    return found if isinstance(found, bytes) else str(found).encode()
+
+
+@contextlib.contextmanager
+def _counting(variables: Sequence[Any], values: Sequence[int]) -> Iterator[None]:
+    """Gives the parent's counters the worker's values while a summary is written."""
+    before = [variable.numpy() for variable in variables]
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

@@ -199,6 +199,27 @@ class Event(Message):
 
 
 @dataclasses.dataclass(frozen=True)
+class Summary(Message):
+    """Worker -> parent, rank 0: a step has written to a writer of summaries.
+
+    Args:
+        job: int.
+        writer: int, the number of the writer among the program's objects; -1 for the default one.
+        kind: str, what the model does: "train", "test" or "predict"; "" in a custom loop.
+        step: int, or None for the default step.
+        content: tuple of `numpy.ndarray` and bytes: value, tag and metadata; or the whole summary.
+        counts: tuple of int, the values of the model's counters at that moment.
+    """
+
+    job: int
+    writer: int
+    kind: str
+    step: int | None
+    content: tuple[Any, ...]
+    counts: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Progress(Message):
     """Worker -> parent: it has made progress since its last `Progress`, see `pool.silence`."""
 

@@ -172,6 +172,11 @@ class Stopwatch:
         self.begin()
         return times
 
+    @property
+    def kind(self) -> str:
+        """What the current pass does, one of `KINDS`; "" outside any."""
+        return self._open[-1].kind if self._open else ""
+
     def begin_pass(self, kind: str, index: int | None = None) -> None:
         """Begins a pass over data. A validation pass may begin inside a training pass."""
         self._open.append(Pass(kind, index, now()))

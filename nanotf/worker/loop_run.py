@@ -269,13 +269,13 @@ class LoopRun:
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided = scope.dividing(session.strategy, kept.ledger)
         alone = distribute.single_process()
-        with prints, _current(kept), alone, divided, self._counted():
+        written = summaries.sending(summaries.Sender(self.number, self.tell), job.summaries)
+        with prints, _current(kept), alone, divided, written, self._counted():
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
             kept.divides |= scope.regions > before_it
         self.parts = kept.ledger.parts
         self.changes = stands.changes()
-        summaries.flush(program.numbered)
         with distribute.single_process():
             if session.rank == 0:
                 self._send(

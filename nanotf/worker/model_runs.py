@@ -16,7 +16,16 @@ from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.likeness import Likeness
-from nanotf.shipping import inputs, jobs, outputs, passed_steps, pipelines, state, streams
+from nanotf.shipping import (
+    inputs,
+    jobs,
+    outputs,
+    passed_steps,
+    pipelines,
+    state,
+    streams,
+    summaries,
+)
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.parts import Part
@@ -137,7 +146,11 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
-        with prints, scope.dividing(session.strategy, self.kept.ledger):
+        tell = session.channel.send if session.rank == 0 else lambda _: None
+        counters = keras_names.counters_of_steps(self.model)
+        sender = summaries.Sender(self.number, tell, lambda: session.stopwatch.kind, counters)
+        written = summaries.sending(sender, job.summaries)
+        with prints, written, scope.dividing(session.strategy, self.kept.ledger):
             yield
         self.parts = self.kept.ledger.parts
 
