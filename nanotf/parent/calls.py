@@ -29,7 +29,7 @@ from nanotf.errors import (
     catchable_as,
 )
 from nanotf.machine import topology
-from nanotf.parent import defaults, gpu, report
+from nanotf.parent import defaults, gpu, report, warned
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.handles import Worker
@@ -192,6 +192,7 @@ class Call:
     can_be_abandoned = False
 
     def __init__(self, size: int) -> None:
+        warned.listen()
         self.size = size
         self.clock = timing.CallTimes()
         self._data_failed: messages.DataFailed | None = None
@@ -435,6 +436,8 @@ class Call:
                     self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
                 show(message)
+            elif isinstance(message, (messages.Warned, messages.Logged)):
+                warned.give(message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
                 self.parts = message.parts

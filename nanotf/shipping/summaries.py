@@ -71,7 +71,7 @@ def is_writer_class(cls: Any) -> bool:
 # ----------------------------------------------------------------------------------- a worker
 @dataclasses.dataclass(frozen=True)
 class Sender:
-    """Where a worker's summaries go.
+    """Destination of a worker's summaries.
 
     Args:
         job: int.

@@ -362,6 +362,45 @@ class Outputs(Message):
     nbytes: int
 
 
+LOGGERS = ("absl", "tensorflow")  # the loggers of Keras 2 and of TensorFlow
+
+
+@dataclasses.dataclass(frozen=True)
+class Warned(Message):
+    """Worker -> parent, rank 0: `warnings.warn` in a model's step.
+
+    Args:
+        job: int.
+        text: str.
+        category: type, a class of Python's own.
+        file: str, of the code that it warns of.
+        line: int.
+    """
+
+    job: int
+    text: str
+    category: type[Warning]
+    file: str
+    line: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Logged(Message):
+    """Worker -> parent, rank 0: a warning of one of `LOGGERS` in a model's step.
+
+    Args:
+        job: int.
+        logger: str, its name.
+        level: int.
+        text: str.
+    """
+
+    job: int
+    logger: str
+    level: int
+    text: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Printed(Message):
     """Worker -> parent, rank 0: text printed by a `@nano` function or a model's step.

@@ -1,4 +1,4 @@
-"""How a call's parts were computed: what a worker tells its parent, and a report shows."""
+"""Parts of a program that workers divided, or did not: for the report of a call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """How the workers computed the calls of a layer, loss or metric.
+    """Layer, loss or metric, and the way in which the workers computed its calls.
 
     Args:
         name: str.

@@ -174,7 +174,7 @@ class Stopwatch:
 
     @property
     def kind(self) -> str:
-        """What the current pass does, one of `KINDS`; "" outside any."""
+        """Kind of the current pass, one of `KINDS`; "" outside any."""
         return self._open[-1].kind if self._open else ""
 
     def begin_pass(self, kind: str, index: int | None = None) -> None:

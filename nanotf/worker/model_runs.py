@@ -141,8 +141,8 @@ class _ModelRun:
     def _dividing(self) -> Iterator[None]:
         """Divides calls of layers, and relays the steps' prints to the user, in this context.
 
-        Relays nanotf's own warnings, but not the error stream: the parent's Keras has already
-        printed the same warnings.
+        Relays warnings, but not the error stream: the parent does not repeat a warning that its
+        own Keras has given.
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
@@ -150,7 +150,10 @@ class _ModelRun:
         counters = keras_names.counters_of_steps(self.model)
         sender = summaries.Sender(self.number, tell, lambda: session.stopwatch.kind, counters)
         written = summaries.sending(sender, job.summaries)
-        with prints, written, scope.dividing(session.strategy, self.kept.ledger):
+        warned: Any = contextlib.nullcontext()
+        if not job.quiet:
+            warned = output.warning_parent(session, self.number)
+        with prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
             yield
         self.parts = self.kept.ledger.parts
 

@@ -13,6 +13,7 @@ import pathlib
 import select
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,49 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage(), self._file)
+
+
+class _Logs(logging.Handler):
+    """Passes on warnings of Keras's and TensorFlow's loggers.
+
+    Args:
+        send: function of a message.
+        job: int, its number.
+    """
+
+    def __init__(self, send: Callable[[messages.Message], None], job: int) -> None:
+        super().__init__(logging.WARNING)
+        self._send, self._job = send, job
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self._send(messages.Logged(self._job, record.name, record.levelno, text))
+
+
+@contextlib.contextmanager
+def warning_parent(session: Any, job: int) -> Iterator[None]:
+    """Passes on Python's warnings, and those of Keras's and TensorFlow's loggers, from rank 0."""
+    if session.rank != 0:
+        yield
+        return
+    stock = warnings.showwarning
+
+    def show(message: Any, category: Any, file: str, line: int, *rest: Any, **named: Any) -> None:
+        own = next(c for c in category.__mro__ if c.__module__ == "builtins")
+        session.channel.send(messages.Warned(job, str(message), own, file, line))
+        stock(message, category, file, line, *rest, **named)
+
+    handler = _Logs(session.channel.send, job)
+    loggers = [logging.getLogger(name) for name in messages.LOGGERS]
+    warnings.showwarning = show  # type: ignore[assignment]
+    for each in loggers:
+        each.addHandler(handler)
+    try:
+        yield
+    finally:
+        warnings.showwarning = stock
+        for each in loggers:
+            each.removeHandler(handler)
 
 
 class _Relay(io.TextIOBase):
@@ -206,9 +250,9 @@ def relayed(
             if "stderr" in streams:
                 redirected.enter_context(contextlib.redirect_stderr(err))
             else:
-                warnings = _Warnings(err)
-                logger.addHandler(warnings)
-                redirected.callback(logger.removeHandler, warnings)
+                own = _Warnings(err)
+                logger.addHandler(own)
+                redirected.callback(logger.removeHandler, own)
             if pathlib.Path("/proc/self/fd").is_dir():
                 if _tensorflow_prints is None:
                     _tensorflow_prints = TensorFlowPrints()

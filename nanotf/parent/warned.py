@@ -1,0 +1,55 @@
+"""Warnings of workers, given by this process, unless it has given the same itself.
+
+Keras warns while it builds and traces a model. A part of that happens here, and all of it in each
+worker, of which the first one's warnings arrive.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import sys
+import warnings
+from typing import Any
+
+from nanotf.wire import messages
+
+_KEPT = 256
+_given: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)  # logger and text
+
+
+class _Listener(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _given.append((record.name, record.getMessage()))
+
+
+@functools.cache
+def listen() -> None:
+    """Begins to note what the loggers of Keras and TensorFlow say."""
+    for name in messages.LOGGERS:
+        logging.getLogger(name).addHandler(_Listener(logging.WARNING))
+
+
+def give(message: messages.Warned | messages.Logged) -> None:
+    """Gives a worker's warning."""
+    if isinstance(message, messages.Logged):
+        if (message.logger, message.text) not in _given:
+            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        return
+    # Python's own note of what it has shown: once for each text and line, unless filters say else.
+    warnings.warn_explicit(
+        message.text,
+        message.category,
+        message.file,
+        message.line,
+        registry=_registry_of(message.file),
+    )
+
+
+def _registry_of(file: str) -> dict[Any, Any]:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == file:
+            found: dict[Any, Any] = vars(module).setdefault("__warningregistry__", {})
+            return found
+    return {}
