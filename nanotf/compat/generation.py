@@ -54,6 +54,9 @@ class Generation(Protocol):
     def seed_generator_classes(self) -> tuple[Any, ...]:
         """Returns Keras's classes of seed generators."""
 
+    def trainable_variables(self, model: Any) -> list[Any]:
+        """Returns a model's trainable variables; those that it has, if parts of it are not built."""
+
     def model_variables(self, model: Any) -> list[Any]:
         """Returns the variables of a model that training changes, in a fixed order.
 

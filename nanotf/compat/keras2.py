@@ -24,6 +24,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | arrays |
 | `engine.data_adapter.TensorLikeDataAdapter`, `ListsOfScalarsDataAdapter` | arrays; see `orders` |
 | `engine.training_utils.handle_partial_sample_weights` | arrays |
+| `Model._assert_weights_created`, `Sequential._assert_weights_created` | parts that no step has called yet have no variables |
 | `Layer._called` | differs after the first call |
 | `Model._assert_compile_was_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq` |
@@ -31,6 +32,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -79,10 +81,31 @@ def seed_generator_classes() -> tuple[Any, ...]:
     return ()
 
 
+@contextlib.contextmanager
+def _unbuilt_parts_have_none() -> Iterator[None]:
+    """Lets models that are not built be asked for variables, as layers can."""
+    keras = require_tensorflow().keras
+    classes = [keras.Model, keras.Sequential]
+    stock = [vars(cls)["_assert_weights_created"] for cls in classes]
+    for cls in classes:
+        cls._assert_weights_created = lambda self: None
+    try:
+        yield
+    finally:
+        for cls, method in zip(classes, stock, strict=True):
+            cls._assert_weights_created = method
+
+
+def trainable_variables(model: Any) -> list[Any]:
+    with _unbuilt_parts_have_none():
+        return list(model.trainable_variables)
+
+
 def model_variables(model: Any) -> list[Any]:
     # `model.variables` also has lookup tables, and shapeless variables of layers not adapted yet.
     tf = require_tensorflow()
-    variables = [v for v in model.variables if isinstance(v, tf.Variable)]
+    with _unbuilt_parts_have_none():
+        variables = [v for v in model.variables if isinstance(v, tf.Variable)]
     # An adapted layer counts documents; a layer that was given its vocabulary does not.
     counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
     variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]

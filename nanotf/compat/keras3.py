@@ -77,6 +77,10 @@ def seed_generator_classes() -> tuple[Any, ...]:
     return (require_tensorflow().keras.random.SeedGenerator,)
 
 
+def trainable_variables(model: Any) -> list[Any]:
+    return list(model.trainable_variables)
+
+
 def model_variables(model: Any) -> list[Any]:
     return [tf_variable(v) for v in model.variables]
 

@@ -5,7 +5,7 @@ Covers their variables and slots, and how they are built.
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
-| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
+| `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | the config omits the arguments of `exclude_from_weight_decay` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
 | `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import eager_context, keras_names
@@ -45,9 +45,21 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
         return []
     found = optimizer.variables
     variables = [keras_names.tf_variable(v) for v in (found() if callable(found) else found)]
+    if is_legacy(optimizer):
+        # It keeps them in the order in which they were made, which depends on who made them: a
+        # layer's own step for its variables, or one call for all.
+        slots = [v for _, of in sorted(_legacy_slots(optimizer)) for v in of]
+        known = {id(v) for v in slots}
+        variables = [v for v in variables if id(v) not in known] + slots
     beside = [*generation().state_beside(optimizer), *_in_attributes(optimizer)]
     distinct = {id(v): v for v in [*variables, *beside]}
     return list(distinct.values())
+
+
+def _legacy_slots(optimizer: Any) -> Iterator[tuple[tuple[int, str], list[Any]]]:
+    for place, slots in enumerate(optimizer._slots.values()):
+        for name, slot in slots.items():
+            yield (place, name), [slot]
 
 
 def _in_attributes(optimizer: Any) -> list[Any]:

@@ -128,7 +128,7 @@ def trace_step(
     # applying the gradients of regularizers.
     kept = []
     if method == "fit":
-        if model.built and model.trainable_variables:
+        if model.built and generation().trainable_variables(model):
             with keras_names.scope_of(model):
                 keras_optimizers.build_optimizers(model, specs)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
@@ -191,7 +191,7 @@ def refuse_optimizer(model: Any, specs: Any) -> None:
     """
     optimizer = model.optimizer
     own_step = not keras_names.is_keras_own(type(model).train_step)
-    if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
+    if own_step or keras_optimizers.is_built_for(optimizer, generation().trainable_variables(model)):
         return
     trace_step(model, specs)
     raise ModelError(

@@ -16,6 +16,7 @@ import itertools
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 
 _numbers = itertools.count(1)
 _TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Traced`
@@ -67,7 +68,7 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
         specs_by_step: dict of str to nested structure of `tf.TensorSpec`: what the call runs,
             "train", "test" or "predict", the first named for it, and a batch as Keras sees it.
     """
-    now = Traced(heap, numbered, list(model.trainable_variables))
+    now = Traced(heap, numbered, generation().trainable_variables(model))
     found = None
     for step, specs in specs_by_step.items():
         function = None if model.run_eagerly else keras_names.step_function(model, step)

@@ -42,7 +42,7 @@ def rows_differ(shapes: Sequence[tuple[int, ...]]) -> UndividedError:
     return UndividedError(
         "All arrays of a batch must have the same number of rows to be divided between "
         f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
-        "row for each sample, or leave num_processes out."
+        "row for each sample, or leave num_processes (`-n` of `nanotf run`) out."
     )
 
 
