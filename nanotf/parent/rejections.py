@@ -191,12 +191,13 @@ def refuse_optimizer(model: Any, specs: Any) -> None:
     """
     optimizer = model.optimizer
     own_step = not keras_names.is_keras_own(type(model).train_step)
-    if own_step or keras_optimizers.is_built_for(optimizer, generation().trainable_variables(model)):
+    trained = generation().trainable_variables(model)
+    if own_step or keras_optimizers.is_built_for(optimizer, trained):
         return
     trace_step(model, specs)
     raise ModelError(
         "An optimizer must have been built for the trainable variables. Received: "
-        f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
+        f"model {model.name!r} with {len(trained)} trainable variables, and "
         f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
         "optimizer, after a change of `trainable` or of the layers."
     )
