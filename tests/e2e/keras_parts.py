@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat.versions import keras_module_name
+
 L = tf.keras.layers
 
 # Rows, and rows of a batch: uneven last batches and halves; even ones; batches of a row; one batch.
@@ -206,6 +208,17 @@ NO_LAYERS = {
 # Keras 3.15 distorts all images like the first image if their number is unknown. It cannot make the
 # second layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
+
+# Layers that mix the rows of a batch or look at all of them, and those whose operations have no rule
+# in the proof. "Functional" is what their model computes between its layers with weights.
+WHOLE = {
+    "AugMix", "CTC", "ContrastLimitedAdaptiveHistogramEqualization", "CutMix", "Equalization",
+    "Functional", "HashedCrossing", "MelSpectrogram", "MixUp", "RandAugment", "TextVectorization",
+}  # fmt: skip
+# They look at all rows: Hinge asks whether all targets are 0 or 1.
+WHOLE_LOSSES = {"Circle", "Dice", "Hinge", "SquaredHinge", "Tversky"}
+if keras_module_name() == "tf_keras":
+    WHOLE |= {"CenterCrop", "RandomContrast", "RandomCrop"}
 
 # Losses, each with the kind of its model's output and targets; see `targets`.
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -78,6 +78,15 @@ def assert_alike(make: Callable[[], Any], x: Any, y: Any, size: Size, **options:
     assert not wrong
     assert any(not np.array_equal(a, b) for a, b in zip(before, theirs, strict=True))
     parity.assert_same_history(histories[1], histories[0])
+    assert undivided(found) <= parts.WHOLE | parts.WHOLE_LOSSES
+
+
+def undivided(model: Any) -> set[str]:
+    """Returns the classes of the layers and losses that the last `fit` ran whole."""
+    layers = {layer.name: type(layer).__name__ for layer in (model, *model.layers)}
+    whole = {part.name for part in model.history.nanotf.parts if not part.is_divided}
+    of_losses = whole & parts.LOSSES.keys()
+    return of_losses | {layers[name] for name in whole - of_losses if name in layers}
 
 
 def values(size: Size, *shape: int) -> np.ndarray:

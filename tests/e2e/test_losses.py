@@ -155,7 +155,8 @@ def test_a_step_of_the_users(batch_size: int, float64: None) -> None:
         tf.keras.utils.set_random_seed(4)  # before any layer: Keras 3 draws their seeds at once
         model = Autoencoder()
         model(X[:2])
-        model.compile(tf.keras.optimizers.SGD(0.001))
+        model.spread(X[:2])
+        model.compile(tf.keras.optimizers.SGD(1e-5))
         return model
 
     fit_both(make, x=X, y=1 / (1 + np.exp(-X)), batch_size=batch_size, shuffle=False)

@@ -75,8 +75,10 @@ def _attributes(operation: Any) -> Any:
 
 def _agree(values: tuple[Any, ...], rows: tuple[int, ...]) -> bool:
     """Returns True for a value that is equal, or follows one rule of the number of rows."""
+    if _are_nan(values):
+        return True
     if values[0] == values[1] or not all(isinstance(value, (int, float)) for value in values):
-        return bool(values[0] == values[2]) or _are_nan(values)
+        return bool(values[0] == values[2])
     one, two, other = values
     linear = one + (two - one) * (rows[2] - rows[0]) / (rows[1] - rows[0])
     if math.isclose(linear, other, rel_tol=1e-6, abs_tol=1e-9):
