@@ -213,7 +213,8 @@ NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
 # in the proof. "Functional" is what their model computes between its layers with weights.
 WHOLE = {
     "AugMix", "CTC", "ContrastLimitedAdaptiveHistogramEqualization", "CutMix", "Equalization",
-    "Functional", "HashedCrossing", "MelSpectrogram", "MixUp", "RandAugment", "TextVectorization",
+    "Functional", "HashedCrossing", "MelSpectrogram", "MixUp", "RandAugment",
+    "TextVectorization",
 }  # fmt: skip
 # They look at all rows: Hinge asks whether all targets are 0 or 1.
 WHOLE_LOSSES = {"Circle", "Dice", "Hinge", "SquaredHinge", "Tversky"}
