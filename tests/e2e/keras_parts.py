@@ -209,8 +209,8 @@ NO_LAYERS = {
 # second layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
 
-# Layers that mix the rows of a batch or look at all of them, and those whose operations have no rule
-# in the proof. "Functional" is what their model computes between its layers with weights.
+# Layers that mix the rows of a batch or look at all of them, and those whose operations no rule of
+# the proof knows. "Functional" is what their model computes between its layers with weights.
 WHOLE = {
     "AugMix", "CTC", "ContrastLimitedAdaptiveHistogramEqualization", "CutMix", "Equalization",
     "Functional", "HashedCrossing", "MelSpectrogram", "MixUp", "RandAugment",
