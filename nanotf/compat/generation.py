@@ -271,7 +271,7 @@ class Generation(Protocol):
             Exception: Any exception that Keras raises.
         """
 
-    def orders(self, rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+    def orders(self, rows: int, size: int, epochs: int, repeats: bool) -> Iterator[Any]:
         """Lets Keras draw the orders in which `fit` passes over arrays with `shuffle=True`.
 
         With a seed, Keras 3 draws the same order for each pass: it makes an iterator for each, and
@@ -279,12 +279,14 @@ class Generation(Protocol):
 
         Args:
             rows: int.
+            size: int, rows of a piece. An order does not depend on it.
             epochs: int, how many epochs the call of `fit` runs.
             repeats: bool, whether to draw every order from one iterator, so that they differ.
 
         Returns:
-            An iterator of vectors of row numbers, one for each pass. Keras has made its dataset,
-            which takes TensorFlow's seed; each order is drawn when it is asked for.
+            An iterator of vectors of row numbers: the pieces of the order of each pass. Keras has
+            made its dataset, which takes TensorFlow's seed; each order is drawn when it is asked
+            for.
         """
 
     def batches_looked_at(self) -> int:

@@ -515,10 +515,10 @@ def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
     return Arrays(inputs, batch_size, math.ceil(rows / batch_size), rows, bool(a.shuffle))
 
 
-def orders(rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+def orders(rows: int, size: int, epochs: int, repeats: bool) -> Iterator[Any]:
     keras = source_module("engine.data_adapter")
     adapter = keras.TensorLikeDataAdapter(
-        np.arange(rows), batch_size=rows, epochs=epochs, shuffle=True
+        np.arange(rows), batch_size=size, epochs=epochs, shuffle=True
     )
     return iter(adapter.get_dataset())
 

@@ -393,9 +393,9 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     )
 
 
-def orders(rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+def orders(rows: int, size: int, epochs: int, repeats: bool) -> Iterator[Any]:
     adapters = source_module("trainers.data_adapters")
-    adapter = adapters.ArrayDataAdapter(np.arange(rows), batch_size=rows, shuffle=True)
+    adapter = adapters.ArrayDataAdapter(np.arange(rows), batch_size=size, shuffle=True)
     dataset = adapter.get_tf_dataset()
     if repeats:
         return iter(dataset.repeat(epochs))

@@ -178,7 +178,9 @@ class FitData:
         each = a.steps_per_epoch or data.size  # Keras 2: -1 for all batches
         steps = left * at_once * math.ceil((each if each > 0 else data.size) / at_once)
         passes = min(left + bool(taken), math.ceil((taken + steps) / data.size))
-        self.orders = Orders(data.rows, epochs, self.order_seed, complete, max(0, passes))
+        self.orders = Orders(
+            data.rows, data.batch_size, epochs, self.order_seed, complete, max(0, passes)
+        )
         self.streams.append(Stream(self.orders, self.orders.signature, ahead=True))
         return len(self.streams) - 1
 

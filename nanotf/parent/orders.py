@@ -1,8 +1,9 @@
 """The orders in which a `fit` passes over shuffled arrays, drawn by Keras in the parent.
 
 Keras permutes row numbers by TensorFlow's seed, and the permutation depends neither on the arrays
-nor on the batch size. So its own adapter, over the row numbers alone and with one batch for each
-pass, draws the orders of a single process. The workers get them as a stream, ahead of the steps.
+nor on the batch size. So its own adapter, over the row numbers alone, draws the orders of a single
+process. The workers get them as a stream, ahead of the steps: an element is a piece of an order, of
+many batches, so that the first step need not wait for all of a long one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from nanotf.compat import eager_context
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
+from nanotf.shipping.inputs import pieces_of
 
 
 class OrderSeed(NamedTuple):
@@ -37,35 +39,46 @@ class OrderSeed(NamedTuple):
 
 
 class Orders:
-    """The orders of one `fit`, as the only turn of a stream: an element is a vector of row numbers.
+    """The orders of one `fit`, as the only turn of a stream: an element is a piece of an order.
 
     Args:
         rows: int, length of the arrays.
+        batch_size: int.
         epochs: int, how many epochs the whole call runs.
         seed: `OrderSeed`.
         complete: int, how many passes over the arrays are complete.
         passes: int, how many passes follow at most.
     """
 
-    def __init__(self, rows: int, epochs: int, seed: OrderSeed, complete: int, passes: int) -> None:
+    def __init__(
+        self,
+        rows: int,
+        batch_size: int,
+        epochs: int,
+        seed: OrderSeed,
+        complete: int,
+        passes: int,
+    ) -> None:
         self._rows, self._epochs, self._seed = rows, epochs, seed
+        self._size, self._pieces = pieces_of(rows, batch_size)
         self._complete, self._passes = complete, passes
 
     @property
     def signature(self) -> Any:
-        """The `tf.TensorSpec` of an order."""
+        """The `tf.TensorSpec` of a piece of an order."""
         tf = require_tensorflow()
-        return tf.TensorSpec([self._rows], tf.int64)
+        return tf.TensorSpec([None], tf.int64)
 
     def drawn(self) -> Iterator[Any]:
-        """Returns an iterator of the orders, from that of the next pass on.
+        """Returns an iterator of the pieces of the orders, from those of the next pass on.
 
         Call it in the main thread: Keras's dataset takes TensorFlow's seed when it is made.
         """
         with eager_context.seeded(self._seed.number):
-            orders = generation().orders(self._rows, self._epochs, not self._seed.is_users)
-        left = itertools.islice(orders, self._complete, self._complete + self._passes)
-        return (order.numpy() for order in left)
+            repeats = not self._seed.is_users
+            orders = generation().orders(self._rows, self._size, self._epochs, repeats)
+        begin, count = self._pieces * self._complete, self._pieces * self._passes
+        return (piece.numpy() for piece in itertools.islice(orders, begin, begin + count))
 
     # ---------------------------------------------------------------- see `streams.Epochs`
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:

@@ -30,6 +30,7 @@ from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
+_ROWS_OF_A_PIECE = 2**19  # of an order, at most; 4 MiB
 _ALIGNED = 64  # bytes; TensorFlow's kernels end the process at a tensor that is not
 
 
@@ -113,6 +114,20 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     return rows * rank // size, rows * (rank + 1) // size
 
 
+def pieces_of(rows: int, batch_size: int) -> tuple[int, int]:
+    """Returns how the order of shuffled arrays is sent: in pieces of whole batches.
+
+    Args:
+        rows: int, of the arrays.
+        batch_size: int.
+
+    Returns:
+        A tuple of the rows of a piece and the number of pieces; the last may have fewer rows.
+    """
+    size = min(rows, batch_size * max(1, _ROWS_OF_A_PIECE // batch_size))
+    return size, -(-rows // size)
+
+
 def with_extent(own: Any, rows: Any) -> tuple[Any, Any]:
     """Returns an element of a worker's dataset.
 
@@ -161,7 +176,8 @@ class ArrayInput:
         block: int, the number of their block in the job.
         rows: int, length of every array.
         batch_size: int, rows of a global batch.
-        order: int or None, the stream of the orders of the passes; None for the arrays' order.
+        order: int or None, the stream of the pieces of the passes' orders, see `pieces_of`. None is
+            the arrays' order.
         passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
             keep one iterator over all epochs.
         taken: int, how many batches of the first pass are already used.
@@ -188,8 +204,8 @@ class ArrayInput:
 
         Args:
             blocks: list of `Block`, of the job.
-            orders: iterator of the orders of the passes, or None for the arrays' order. An order is
-                not used after the next one is requested.
+            orders: iterator of the pieces of the passes' orders, or None for the arrays' order. A
+                piece is not used after the next one is requested.
             rank: int.
             size: int, number of workers.
         """
@@ -216,15 +232,16 @@ class ArrayInput:
         rows: Any = None if self.rows % self.batch_size else self.batch_size
 
         @tf.autograph.experimental.do_not_convert
-        def element(step: Any, epoch_order: Any = None) -> Any:
+        def element(step: Any, piece: Any = None) -> Any:
+            length = self.rows if piece is None else tf.size(piece, tf.int64)
             start = step * self.batch_size
-            total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.rows - start)
+            total = tf.minimum(tf.constant(self.batch_size, tf.int64), length - start)
             first, count = own_rows(total if rows is None else rows, rank, size)
             first += start
-            if epoch_order is None:
+            if piece is None:
                 flat = [array.between(first, first + count) for array in arrays]
             else:
-                index = epoch_order[first : first + count]
+                index = piece[first : first + count]
                 flat = [array.at(index) for array in arrays]
             places = tf.nest.map_structure(
                 lambda place: None if place is None else flat[place], self.structure
@@ -234,17 +251,19 @@ class ArrayInput:
             return with_extent(places, total if rows is None else rows)
 
         @tf.autograph.experimental.do_not_convert
-        def one_pass(order: Any) -> Any:
-            steps = tf.data.Dataset.range(self.steps)
-            return steps.map(functools.partial(element, epoch_order=order))
+        def of_piece(piece: Any) -> Any:
+            steps = (tf.size(piece, tf.int64) + self.batch_size - 1) // self.batch_size
+            return tf.data.Dataset.range(steps).map(functools.partial(element, piece=piece))
 
         if orders is None:
             dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
         else:
-            spec = tf.TensorSpec([self.rows], tf.int64)
+            spec = tf.TensorSpec([None], tf.int64)
             # All iterators share the orders: each continues where the one before has ended.
             drawn = tf.data.Dataset.from_generator(lambda: orders, output_signature=spec)
-            dataset = drawn.take(-1 if self.passes is None else self.passes).flat_map(one_pass)
+            pieces = pieces_of(self.rows, self.batch_size)[1]
+            taken = -1 if self.passes is None else self.passes * pieces
+            dataset = drawn.take(taken).flat_map(of_piece)
         dataset = resumed(tuned(dataset.prefetch(2)), self.taken)
         if self.passes is None:
             return dataset

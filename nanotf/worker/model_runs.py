@@ -152,7 +152,7 @@ class _ModelRun:
         written = summaries.sending(sender, job.summaries)
         warned: Any = contextlib.nullcontext()
         if not job.quiet:
-            warned = output.warning_parent(session, self.number)
+            warned = output.warning_parent(session, self.number, replica.is_in_step)
         with prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
             yield
         self.parts = self.kept.ledger.parts

@@ -55,20 +55,34 @@ class _Logs(logging.Handler):
     Args:
         send: function of a message.
         job: int, its number.
+        is_in_step: function, see `warning_parent`.
     """
 
-    def __init__(self, send: Callable[[messages.Message], None], job: int) -> None:
+    def __init__(
+        self,
+        send: Callable[[messages.Message], None],
+        job: int,
+        is_in_step: Callable[[], bool],
+    ) -> None:
         super().__init__(logging.WARNING)
-        self._send, self._job = send, job
+        self._send, self._job, self._is_in_step = send, job, is_in_step
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        self._send(messages.Logged(self._job, record.name, record.levelno, text))
+        if self._is_in_step():
+            text = record.getMessage()
+            self._send(messages.Logged(self._job, record.name, record.levelno, text))
 
 
 @contextlib.contextmanager
-def warning_parent(session: Any, job: int) -> Iterator[None]:
-    """Passes on Python's warnings, and those of Keras's and TensorFlow's loggers, from rank 0."""
+def warning_parent(session: Any, job: int, is_in_step: Callable[[], bool]) -> Iterator[None]:
+    """Passes on Python's warnings, and those of Keras's and TensorFlow's loggers, from rank 0.
+
+    Args:
+        session: `session.Session`.
+        job: int, its number.
+        is_in_step: function, returns True while a model's step runs or is traced. The loop around
+            it runs in the parent too, which gives that loop's warnings.
+    """
     if session.rank != 0:
         yield
         return
@@ -76,10 +90,11 @@ def warning_parent(session: Any, job: int) -> Iterator[None]:
 
     def show(message: Any, category: Any, file: str, line: int, *rest: Any, **named: Any) -> None:
         own = next(c for c in category.__mro__ if c.__module__ == "builtins")
-        session.channel.send(messages.Warned(job, str(message), own, file, line))
+        if is_in_step():
+            session.channel.send(messages.Warned(job, str(message), own, file, line))
         stock(message, category, file, line, *rest, **named)
 
-    handler = _Logs(session.channel.send, job)
+    handler = _Logs(session.channel.send, job, is_in_step)
     loggers = [logging.getLogger(name) for name in messages.LOGGERS]
     warnings.showwarning = show  # type: ignore[assignment]
     for each in loggers:

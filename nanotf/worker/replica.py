@@ -21,6 +21,14 @@ from nanotf.worker.ahead import Ahead
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
+_steps = 0  # that run or are traced now, one in another
+
+
+def is_in_step() -> bool:
+    """Returns True while a model's step runs or is traced."""
+    return _steps > 0
+
+
 class ReplicaMixin:
     """Mixin, placed before the user's class.
 
@@ -112,8 +120,13 @@ class ReplicaMixin:
 @tf.autograph.experimental.do_not_convert
 @contextlib.contextmanager
 def _calls(model: Any) -> Iterator[None]:
-    with scope.compiling() if model._nanotf_compiles else contextlib.nullcontext():
-        yield
+    global _steps
+    _steps += 1
+    try:
+        with scope.compiling() if model._nanotf_compiles else contextlib.nullcontext():
+            yield
+    finally:
+        _steps -= 1
     if not tf.executing_eagerly() and graphs.runs_python(tf.compat.v1.get_default_graph()):
         type(model)._nanotf_runs_python = True
 
