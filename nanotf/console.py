@@ -19,6 +19,8 @@ from typing import Any, TextIO
 PREFIX = "nanotf: "
 
 logger = logging.getLogger("nanotf")
+# The loggers of Keras 2 and of TensorFlow, by name; nanotf passes on what they say in workers.
+LIBRARIES = {name: logging.getLogger(name) for name in ("absl", "tensorflow")}
 
 
 def prefixed(text: str) -> str:

@@ -13,29 +13,31 @@ import sys
 import warnings
 from typing import Any
 
+from nanotf.console import LIBRARIES
 from nanotf.wire import messages
 
 _KEPT = 256
 _given: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)  # logger and text
 
 
-class _Listener(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
+def _note(record: logging.LogRecord) -> bool:
+    if record.levelno >= logging.WARNING:
         _given.append((record.name, record.getMessage()))
+    return True
 
 
 @functools.cache
 def listen() -> None:
     """Begins to note what the loggers of Keras and TensorFlow say."""
-    for name in messages.LOGGERS:
-        logging.getLogger(name).addHandler(_Listener(logging.WARNING))
+    for each in LIBRARIES.values():
+        each.addFilter(_note)
 
 
 def give(message: messages.Warned | messages.Logged) -> None:
     """Gives a worker's warning."""
     if isinstance(message, messages.Logged):
         if (message.logger, message.text) not in _given:
-            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            LIBRARIES[message.logger].log(message.level, "%s", message.text)
         return
     # Python's own note of what it has shown: once for each text and line, unless filters say else.
     warnings.warn_explicit(

@@ -362,9 +362,6 @@ class Outputs(Message):
     nbytes: int
 
 
-LOGGERS = ("absl", "tensorflow")  # the loggers of Keras 2 and of TensorFlow
-
-
 @dataclasses.dataclass(frozen=True)
 class Warned(Message):
     """Worker -> parent, rank 0: `warnings.warn` in a model's step.
@@ -386,7 +383,7 @@ class Warned(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Logged(Message):
-    """Worker -> parent, rank 0: a warning of one of `LOGGERS` in a model's step.
+    """Worker -> parent, rank 0: a warning of one of `console.LIBRARIES` in a model's step.
 
     Args:
         job: int.

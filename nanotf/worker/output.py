@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.console import logger, say
+from nanotf.console import LIBRARIES, logger, say
 from nanotf.region import scope
 from nanotf.shipping.jobs import Terminal
 from nanotf.wire import messages
@@ -95,7 +95,7 @@ def warning_parent(session: Any, job: int, is_in_step: Callable[[], bool]) -> It
         stock(message, category, file, line, *rest, **named)
 
     handler = _Logs(session.channel.send, job, is_in_step)
-    loggers = [logging.getLogger(name) for name in messages.LOGGERS]
+    loggers = LIBRARIES.values()
     warnings.showwarning = show  # type: ignore[assignment]
     for each in loggers:
         each.addHandler(handler)
