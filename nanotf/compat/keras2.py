@@ -84,8 +84,7 @@ def seed_generator_classes() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def _unbuilt_parts_have_none() -> Iterator[None]:
     """Lets models that are not built be asked for variables, as layers can."""
-    keras = require_tensorflow().keras
-    classes = [keras.Model, keras.Sequential]
+    classes = [source_module(MODEL).Model, source_module(SEQUENTIAL).Sequential]
     stock = [vars(cls)["_assert_weights_created"] for cls in classes]
     for cls in classes:
         cls._assert_weights_created = lambda self: None

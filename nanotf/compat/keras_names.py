@@ -519,9 +519,10 @@ def step_count(model: Any, method: str) -> int | None:
 
 def counters_of_steps(model: Any) -> list[Any]:
     """Returns the variables in which Keras counts a model's batches and its optimizer's steps."""
-    optimizer = getattr(model, "optimizer", None)
-    steps = [] if optimizer is None else [tf_variable(optimizer.iterations)]
-    return generation().step_counters(model) + steps
+    # With accumulated gradients the number is computed from another, and is no variable.
+    steps = getattr(getattr(model, "optimizer", None), "iterations", None)
+    counted = [tf_variable(steps)] if hasattr(steps, "assign") else []
+    return generation().step_counters(model) + counted
 
 
 def set_step_count(model: Any, method: str, steps: int | None) -> None:
