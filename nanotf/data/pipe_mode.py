@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say
 from nanotf.data import channels, scanning
@@ -128,5 +129,4 @@ def _print_speed(path: Path, reader: RecordReader, began: float) -> None:
 def _dataset(epoch: Any) -> Any:
     """Makes a dataset of single records. Arrays of many cost a call of Python each, not records."""
     tf = require_tensorflow()
-    signature = tf.TensorSpec([None], tf.string)
-    return tf.data.Dataset.from_generator(epoch, output_signature=signature).unbatch()
+    return from_generator(epoch, tf.TensorSpec([None], tf.string)).unbatch()

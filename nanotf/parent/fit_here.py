@@ -11,6 +11,7 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
+from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
@@ -119,7 +120,7 @@ def _dataset_of(read: Any, train: Any) -> Any:
         epoch = iter(())
 
     specs = tuple(tf.nest.flatten(train.signature))
-    dataset = tf.data.Dataset.from_generator(one_pass, output_signature=specs)
+    dataset = from_generator(one_pass, specs)
     dataset = dataset.map(lambda *flat: tf.nest.pack_sequence_as(train.signature, flat))
     return inputs.claiming(dataset, train.cardinality)
 

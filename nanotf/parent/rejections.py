@@ -12,6 +12,7 @@ from typing import Any
 
 from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
+from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ModelError
@@ -166,7 +167,7 @@ def _batches(specs: Any, shapes: Sequence[tuple[int, ...]] | None) -> Any:
             tf.nest.map_structure(lambda spec: None if spec is None else next(arrays), specs)
         )
 
-    return tf.data.Dataset.from_generator(flat_batches, output_signature=given).map(batch)
+    return from_generator(flat_batches, given).map(batch)
 
 
 def warn_of_lengths(model: Any, specs: Any) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat.generation import generation
+from nanotf.compat.generators import from_generator
 from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, UndividedError
@@ -260,7 +261,7 @@ class ArrayInput:
         else:
             spec = tf.TensorSpec([None], tf.int64)
             # All iterators share the orders: each continues where the one before has ended.
-            drawn = tf.data.Dataset.from_generator(lambda: orders, output_signature=spec)
+            drawn = from_generator(lambda: orders, spec)
             pieces = pieces_of(self.rows, self.batch_size)[1]
             taken = -1 if self.passes is None else self.passes * pieces
             dataset = drawn.take(taken).flat_map(of_piece)
@@ -375,7 +376,7 @@ def resumed(dataset: Any, taken: int) -> Any:
     def rest(count: Any) -> Any:
         return dataset.skip(count)
 
-    counts = tf.data.Dataset.from_generator(skips, output_signature=tf.TensorSpec([], tf.int64))
+    counts = from_generator(skips, tf.TensorSpec([], tf.int64))
     return tuned(counts.flat_map(rest))
 
 

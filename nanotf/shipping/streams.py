@@ -39,6 +39,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
@@ -79,11 +80,8 @@ class StreamInput:
             for flat, rows in reader.iterate(self.stream, rank, size):
                 yield tf.nest.pack_sequence_as(self.signature, flat), np.zeros([rows, 0], bool)
 
-        made = tuned(
-            tf.data.Dataset.from_generator(
-                generate, output_signature=(self.signature, extent_spec(self.rows))
-            ).prefetch(2)
-        )
+        read = from_generator(generate, (self.signature, extent_spec(self.rows)))
+        made = tuned(read.prefetch(2))
         if self.cardinality == tf.data.UNKNOWN_CARDINALITY:
             return made
         # Keras runs one step too many if it does not know the number.

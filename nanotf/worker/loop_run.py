@@ -16,6 +16,7 @@ import tensorflow as tf
 from nanotf.collectives.tally import Progress
 from nanotf.compat import distribute, keras_names, process_state
 from nanotf.compat.chance import Chance
+from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
 from nanotf.region.likeness import Likeness, held
@@ -77,9 +78,7 @@ class _Source:
         return iterator
 
     def _read(self, number: int, signature: Any) -> Any:
-        return tf.data.Dataset.from_generator(
-            lambda: self._batches(number), output_signature=signature
-        )
+        return from_generator(lambda: self._batches(number), signature)
 
     def _dataset(self, number: int, data: jobs.LoopData) -> Any:
         made = self._read(number, data.signature)

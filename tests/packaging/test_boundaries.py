@@ -213,6 +213,12 @@ def test_one_logger() -> None:
     assert found == [PACKAGE / "console.py"]
 
 
+def test_datasets_of_generators_have_one_maker() -> None:
+    """TensorFlow's makes all tensors of a process slower; see `compat.generators`."""
+    found = [path for path in SOURCES if ".from_generator(" in path.read_text()]
+    assert found == [PACKAGE / "compat" / "generators.py"]
+
+
 def test_shared_memory_is_only_in_three_packages() -> None:
     found = []
     for path in SOURCES:
