@@ -400,6 +400,14 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in results.items() if name not in unused}
 
 
+def makes_steps_one_by_one(model: Any) -> bool:
+    """Returns True if no user code runs between Keras's loop and a step in a graph."""
+    makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
+    ours = __name__.partition(".")[0]
+    own = [c for c in makers if not (is_keras_own(c) or c.__module__.partition(".")[0] == ours)]
+    return not (own or model.run_eagerly) and bool(generation().makes_one_step(model))
+
+
 def step_on_batch(model: Any) -> Callable[[Any], Any]:
     """Returns Keras's training step as a function of one batch, not yet in a graph.
 

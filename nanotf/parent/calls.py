@@ -213,8 +213,8 @@ class Call:
         return []
 
     def divided(self, stream: Stream) -> Any:
-        """Returns the part of a stream's signature whose rows are divided between workers."""
-        return stream.signature
+        """Returns the part of a stream's signature whose arrays have equally many rows."""
+        return () if stream.may_differ else stream.signature
 
     def open_writers(self) -> Sequence[streams.StreamWriter]:
         """Returns the writers that read data for the workers now."""

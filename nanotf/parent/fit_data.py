@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_epochs, random_states
+from nanotf.compat import keras_epochs, keras_names, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
@@ -290,11 +290,13 @@ class FitData:
                 steps = self._arguments.steps_per_epoch
                 place = self._resume.place_of_workers(steps, data.cardinality)
             return dataclasses.replace(made, **place), signature
-        self.streams.append(Stream(data, signature, trains, specs=data.element_spec))
-        number = len(self.streams) - 1
         rows = streams.rows_of_batches(data.element_spec)
-        cardinality, steps = data.cardinality, data.steps
-        return streams.StreamInput(number, signature, cardinality, steps, rows), signature
+        may_differ = trains and rows is None and takes_unlike_rows(self._model)
+        stream = Stream(data, signature, trains, specs=data.element_spec, may_differ=may_differ)
+        self.streams.append(stream)
+        number, cardinality = len(self.streams) - 1, data.cardinality
+        made = streams.StreamInput(number, signature, cardinality, data.steps, rows, may_differ)
+        return made, signature
 
     def _arrays(self, data: keras_epochs.Arrays, passes: int | None) -> inputs.ArrayInput:
         block = self._first_block + len(self._packings)
@@ -367,6 +369,7 @@ class Stream:
         trains: bool, whether they are for training.
         ahead: bool, whether they are read before a worker asks.
         specs: Keras's version of `signature`.
+        may_differ: bool, see `streams.StreamInput`.
     """
 
     data: streams.Epochs
@@ -374,6 +377,17 @@ class Stream:
     trains: bool = False
     ahead: bool = False
     specs: Any = None
+    may_differ: bool = False
+
+
+def takes_unlike_rows(model: Any) -> bool:
+    """Returns True if a model's training takes batches whose arrays differ in rows.
+
+    Keras's own step does not. The graph of such a batch is another, which only nanotf's function of
+    one step calls.
+    """
+    own = keras_names.has_own_step(model)
+    return own and keras_names.makes_steps_one_by_one(model)
 
 
 def _specs(structure: Any) -> Any:

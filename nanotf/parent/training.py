@@ -14,6 +14,7 @@ from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, Work
 from nanotf.parent import calls, gpu
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
+from nanotf.parent.fit_data import takes_unlike_rows
 from nanotf.parent.resume import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
@@ -75,7 +76,8 @@ def fit(
     if alone is not None:
         given, again = _kept(given)
     try:
-        if alone is not None and isinstance(given.get("x"), require_tensorflow().data.Dataset):
+        is_dataset = isinstance(given.get("x"), require_tensorflow().data.Dataset)
+        if alone is not None and is_dataset and not takes_unlike_rows(model):
             inputs.check_first_batch(given["x"])
         arguments = FitArguments.of(given)
         call = FitCall(model, arguments, num_processes, sharding, max_restarts, resume)

@@ -35,12 +35,12 @@ _ROWS_OF_A_PIECE = 2**19  # of an order, at most; 4 MiB
 _ALIGNED = 64  # bytes; TensorFlow's kernels end the process at a tensor that is not
 
 
-def rows_differ(shapes: Sequence[tuple[int, ...]]) -> UndividedError:
-    """Returns the error for a batch whose arrays differ in rows, which cannot be divided.
+def rows_differ(arrays: Sequence[Any]) -> bool:
+    """Returns True if arrays or tensors of a batch differ in rows."""
+    return len({tuple(array.shape)[:1] for array in arrays}) > 1
 
-    Args:
-        shapes: sequence of tuple of int, of the batch's arrays, flattened.
-    """
+
+def _undivided(shapes: Sequence[tuple[int, ...]]) -> UndividedError:
     return UndividedError(
         "All arrays of a batch must have the same number of rows to be divided between "
         f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
@@ -48,14 +48,14 @@ def rows_differ(shapes: Sequence[tuple[int, ...]]) -> UndividedError:
     )
 
 
-def check_rows(shapes: Sequence[tuple[int, ...]], divided: int) -> None:
-    """Raises `rows_differ` unless the first `divided` arrays of a batch have equally many rows."""
-    if len({shape[:1] for shape in shapes[:divided]}) > 1:
-        raise rows_differ(shapes)
+def check_rows(arrays: Sequence[Any]) -> None:
+    """Raises `UndividedError` if arrays or tensors of a batch differ in rows."""
+    if rows_differ(arrays):
+        raise _undivided([tuple(array.shape) for array in arrays])
 
 
 def check_first_batch(dataset: Any) -> None:
-    """Raises `rows_differ` if a dataset's first batch has unlike rows, before it is read.
+    """Raises `UndividedError` if a dataset's first batch has unlike rows, before it is read.
 
     The batch is that of a copy, so that the dataset stays as it is. A dataset that runs Python, or
     keeps a state outside its graph, is not read.
@@ -71,7 +71,7 @@ def check_first_batch(dataset: Any) -> None:
         return
     copy = pipelines.copy_without_effects(dataset)
     for batch in () if copy is None else copy.take(1):
-        check_rows([tuple(part.shape) for part in tf.nest.flatten(batch)], len(specs))
+        check_rows(tf.nest.flatten(batch))
 
 
 def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], None]) -> Any:
@@ -84,7 +84,7 @@ def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], Non
     tf = require_tensorflow()
 
     def refused(*shapes: Any) -> Any:
-        refuse(rows_differ([tuple(int(d) for d in shape) for shape in shapes]))
+        refuse(_undivided([tuple(int(d) for d in shape) for shape in shapes]))
         return np.False_
 
     @tf.autograph.experimental.do_not_convert

@@ -45,7 +45,14 @@ from nanotf.console import logger
 from nanotf.errors import ShippingError
 from nanotf.shipping import iterators
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.inputs import check_rows, claiming, extent_spec, own_rows, tuned
+from nanotf.shipping.inputs import (
+    check_rows,
+    claiming,
+    extent_spec,
+    own_rows,
+    rows_differ,
+    tuned,
+)
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -64,6 +71,8 @@ class StreamInput:
             codes for endless and unknown.
         steps: int or None, batches per epoch, if known.
         rows: int or None, rows of each batch, if the dataset knows it.
+        may_differ: bool, whether arrays of a batch may differ in rows. Every worker gets the whole
+            of such a batch, with an extent of no rows.
     """
 
     stream: int
@@ -71,13 +80,14 @@ class StreamInput:
     cardinality: int
     steps: int | None = None
     rows: int | None = None
+    may_differ: bool = False
 
     def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
         """Returns the worker's dataset."""
         tf = require_tensorflow()
 
         def generate() -> Iterator[Any]:
-            for flat, rows in reader.iterate(self.stream, rank, size):
+            for flat, rows in reader.iterate(self.stream, rank, size, may_differ=self.may_differ):
                 yield tf.nest.pack_sequence_as(self.signature, flat), np.zeros([rows, 0], bool)
 
         read = from_generator(generate, (self.signature, extent_spec(self.rows)))
@@ -211,7 +221,12 @@ class StreamReader:
         return stream in self._broken
 
     def iterate(
-        self, stream: int, rank: int | None, size: int, copies: bool = True
+        self,
+        stream: int,
+        rank: int | None,
+        size: int,
+        copies: bool = True,
+        may_differ: bool = False,
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
         """Reads the next turn: yields a rank's rows of each array of a batch, and the batch's rows.
 
@@ -220,6 +235,7 @@ class StreamReader:
             rank: int, or None for whole arrays, which need not have rows.
             size: int.
             copies: bool; otherwise arrays are in shared memory until the next batch is requested.
+            may_differ: bool, see `StreamInput`; the batch's rows are then 0.
         """
         with self._lock:
             if self._ended:
@@ -241,14 +257,17 @@ class StreamReader:
                 if block is not None:
                     self._blocks[stream] = block
                 arrays = [view(self._blocks[stream], ArrayRef(*p)) for p in message.arrays]
-                if rank is not None:
-                    first, count = own_rows(message.rows, rank, size)
+                batch_rows = message.rows
+                if may_differ and rows_differ(arrays):
+                    batch_rows = 0
+                elif rank is not None:
+                    first, count = own_rows(batch_rows, rank, size)
                     arrays = [array[first : first + count] for array in arrays]
                 read = messages.SlotRead(self._job, stream, message.slot)
                 if copies:
                     arrays = [np.array(array) for array in arrays]
                     self._channel.send(read)
-                yield arrays, message.rows
+                yield arrays, batch_rows
                 if not copies:
                     self._channel.send(read)
         finally:
@@ -297,7 +316,7 @@ class StreamWriter:
         size: int, number of workers.
         send: callable of a message and a `Block` or None, which sends both to all workers.
         fail: callable of an exception that the user's data raised.
-        divided: int, how many of a batch's first arrays are divided by rows between workers.
+        divided: int, how many of a batch's first arrays must have equally many rows.
         ahead: bool, whether to read before a worker asks.
     """
 
@@ -468,7 +487,7 @@ class StreamWriter:
                 break
             began = timing.now()
             flat = flat_arrays(batch, self._signature)
-            check_rows([array.shape for array in flat], self._divided)
+            check_rows(flat[: self._divided])
             self._write_batch(flat)
             self.reading.batches += 1
             self.reading.copying += timing.now() - began

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.errors import UndividedError
 from nanotf.shipping.random_operations import with_state
 
 MOST_STEPS = 16  # in one call
@@ -29,10 +30,14 @@ class Ahead:
     Attributes:
         count: int, steps of the current execution: it answers this many of Keras's calls.
         made: int, completed steps that Keras has not requested yet.
+        refuse: callable of the error for a batch that cannot be used, if batches may have an extent
+            without rows, see `ReplicaMixin`; otherwise None. Their steps have a graph of their own,
+            and no step runs ahead.
     """
 
     def __init__(self) -> None:
         self.count = 1
+        self.refuse: Callable[[Exception], None] | None = None
         self._seconds = float("inf")  # per step
         self._seen = 0
         self._graph: Any = None  # of a step
@@ -72,6 +77,27 @@ class Ahead:
         def one(iterator: Any) -> Any:
             return on_data(iterator.get_next())
 
+        graphs: dict[Any, Any] = {}  # by specs, for batches that are divided and that are not
+
+        def one_of_both(iterator: Any) -> Any:
+            assert self.refuse is not None
+            try:
+                rows, extent = iterator.get_next()
+            except tf.errors.OutOfRangeError:
+                return one(iterator)  # as in Keras, whose graph also counts the step without data
+            specs = iterator.element_spec
+            both = graphs.setdefault(tuple(tf.nest.flatten(specs)), {})
+            is_whole = extent.shape[0] == 0
+            if is_whole not in both:
+                given = (specs[0], tf.TensorSpec(extent.shape, tf.bool)) if is_whole else specs
+                function = tf.function(step, autograph=False)
+                both[is_whole] = function.get_concrete_function(given)
+                definitions = [made.graph.as_graph_def() for made in both.values()]
+                if len(both) > 1 and any(any(with_state(each)) for each in definitions):
+                    self.refuse(_state_in_two_graphs())
+                    raise StopIteration
+            return both[is_whole]((rows, extent))
+
         @tf.function(reduce_retracing=True, autograph=False)
         def several(iterator: Any, count: Any, result: Any) -> Any:
             def more(made: Any, has_data: Any, _: Any) -> Any:
@@ -88,6 +114,8 @@ class Ahead:
             return made, result
 
         def execute(iterator: Any) -> Any:
+            if self.refuse is not None:
+                return one_of_both(iterator)
             if self.count > 1:
                 made, result = several(iterator, tf.constant(self.count), self._result)
                 self._is_ready = True
@@ -122,7 +150,9 @@ class Ahead:
         return next_step
 
     def _wanted(self) -> int:
-        if self._left is None or self._to_come is None or self._seen < STEPS_BEFORE:
+        if self.refuse is not None or self._left is None or self._to_come is None:
+            return 1
+        if self._seen < STEPS_BEFORE:
             return 1
         fitting = int(MOST_SECONDS / self._seconds)
         if fitting < FEWEST_STEPS or not (self._is_ready or self._pays()):
@@ -144,3 +174,12 @@ class Ahead:
 def _is_scalars(result: Any) -> bool:
     """Returns True if a step's result has the same shape after every step."""
     return all(tf.is_tensor(leaf) and leaf.shape == () for leaf in tf.nest.flatten(result))
+
+
+def _state_in_two_graphs() -> UndividedError:
+    return UndividedError(
+        "If a step draws random numbers whose state is in its graph, the arrays of all its batches "
+        "must have the same number of rows, or those of none. Received: batches of both kinds, for "
+        "which workers need two graphs; each would begin its own random numbers. Draw with "
+        "keras.random or tf.random.Generator, or leave num_processes (`-n` of `nanotf run`) out."
+    )

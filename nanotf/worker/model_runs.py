@@ -294,6 +294,9 @@ class FitRun(_ModelRun):
             shards=job.shards,
         )
         self.ahead = self.kept.ahead
+        may_differ = isinstance(job.train, streams.StreamInput) and job.train.may_differ
+        refuse = functools.partial(self._refused.__setitem__, id(job.train))
+        self.ahead.refuse = refuse if may_differ else None
         self.likeness = Likeness(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import graphs, keras_names
-from nanotf.compat.generation import generation
 from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
@@ -34,7 +33,8 @@ class ReplicaMixin:
 
     Keras calls a step with `(data, extent)`: this worker's rows of the batch, and an empty tensor
     with as many rows as the batch. The user's step gets the whole batch: tensors that join all
-    workers' rows only when something reads them.
+    workers' rows only when something reads them. If arrays of the batch differ in rows, the data
+    are the whole batch and the extent has no rows; calls are then divided as in a custom loop.
     """
 
     # All are set on the class that `become_replica` makes for each model.
@@ -66,7 +66,7 @@ class ReplicaMixin:
         if self.train_function is not None and not force:  # type: ignore[has-type]
             return self.train_function  # type: ignore[has-type]
         ahead, stopwatch = self._nanotf_ahead, self._nanotf_stopwatch
-        if _may_run_ahead(self):
+        if keras_names.makes_steps_one_by_one(self):
             step = _telling_of_end(
                 self, timing.TRAIN, ahead.executes(keras_names.step_on_batch(self))
             )
@@ -135,7 +135,7 @@ def _calls(model: Any) -> Iterator[None]:
 def _batch(model: Any, data: Any) -> Any:
     """Returns the whole batch; `data` holds this worker's rows of it."""
     rows, extent = data
-    if scope.exchange is None:  # a trace that makes variables
+    if scope.exchange is None or extent.shape[0] == 0:  # None: a trace that makes variables
         return rows
     division = Division.of(scope.exchange, extent)
 
@@ -229,17 +229,6 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
     model.jit_compile = False  # do not compile the whole step
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
     return ahead
-
-
-def _may_run_ahead(model: Any) -> bool:
-    """Returns True if no user code runs between Keras's loop and a step in a graph."""
-    makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
-    own = [c for c in makers if not (keras_names.is_keras_own(c) or _is_nanotf(c))]
-    return not (own or model.run_eagerly) and generation().makes_one_step(model)
-
-
-def _is_nanotf(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,116 @@
+"""Own steps on batches whose arrays differ in rows: programs with labelled and unlabelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state
+
+import nanotf
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import UndividedError
+from nanotf.keras import Model
+
+pytestmark = pytest.mark.both_generations
+
+L = tf.keras.layers
+KNOWN, UNKNOWN, WIDTH = 100, 87, 4
+
+
+class TwoStreams(Model):  # type: ignore[misc, valid-type]
+    """Learns from rows with labels and without, alone and joined."""
+
+    def __init__(self, noise: bool = False) -> None:
+        super().__init__()
+        self.noise = noise
+        self.hidden = L.Dense(8, activation="relu")
+        self.norm = L.BatchNormalization()
+        # Keras 2's dropout has a state in each graph.
+        self.drop = L.Dropout(0.1 if is_keras_3() else 0.0)
+        self.out = L.Dense(3)
+        self.mean = tf.keras.metrics.Mean(name="mean")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.mean]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        hidden = self.norm(self.hidden(x), training=training)
+        return self.out(self.drop(hidden, training=training))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x, y), other = data
+        if self.noise:
+            other += tf.random.normal(tf.shape(other), dtype=other.dtype)
+        rows = tf.shape(x)[0]
+        with tf.GradientTape() as tape:
+            joined = self(tf.concat([x, other], 0), training=True)
+            known = tf.keras.losses.sparse_categorical_crossentropy(y, joined[:rows], True)
+            guesses = tf.nn.softmax(self(other, training=True))
+            loss = tf.reduce_mean(known) + tf.reduce_mean(guesses**2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.mean.update_state(loss)
+        return {"mean": self.mean.result(), "rows": 1000 * rows + tf.shape(other)[0]}
+
+
+def _known(batch_size: int) -> Any:
+    random = np.random.default_rng(0)
+    arrays = random.normal(size=(KNOWN, WIDTH)), random.integers(0, 3, KNOWN)
+    return tf.data.Dataset.from_tensor_slices(arrays).shuffle(KNOWN, seed=2).batch(batch_size)
+
+
+def _unknown(batch_size: int) -> Any:
+    rows = np.random.default_rng(1).normal(size=(UNKNOWN, WIDTH))
+    return tf.data.Dataset.from_tensor_slices(rows).shuffle(UNKNOWN, seed=4).batch(batch_size)
+
+
+def _batches() -> Iterator[Any]:
+    random = np.random.default_rng(5)
+    for rows, others in ((6, 6), (6, 9), (1, 5), (4, 1), (7, 7), (2, 3)):
+        labelled = random.normal(size=(rows, WIDTH)), random.integers(0, 3, rows)
+        yield labelled, random.normal(size=(others, WIDTH))
+
+
+def _data(kind: str) -> Any:
+    if kind == "generator":
+        return _batches()
+    sizes = (16, 16) if kind == "the last batch" else (5, 30)
+    return tf.data.Dataset.zip((_known(sizes[0]), _unknown(sizes[1])))
+
+
+def _trained(kind: str, noise: bool = False, **arguments: Any) -> tuple[Any, list[Any]]:
+    tf.keras.utils.set_random_seed(1)
+    model = TwoStreams(noise)
+    model(np.zeros((2, WIDTH)))
+    model.compile(tf.keras.optimizers.Adam(0.01))
+    epochs = 1 if kind == "generator" else 2
+    histories = [
+        model.fit(_data(kind), epochs=epochs, verbose=0, **arguments).history for _ in range(2)
+    ]
+    return model, histories
+
+
+@pytest.mark.parametrize("kind", ["the last batch", "each batch", "generator"])
+def test_streams(float64: None, kind: str) -> None:
+    expected, histories = _trained(kind)
+    found, with_workers = _trained(kind, num_processes=2)
+    for ours, theirs in zip(with_workers, histories, strict=True):
+        assert_same_history(ours, theirs)
+    assert_same_state(found, expected)
+
+
+def test_random_numbers_of_two_graphs(float64: None) -> None:
+    """Refused, since each graph would begin its own."""
+    pids = nanotf.worker_pids()
+    with pytest.raises(UndividedError, match=r"draws random numbers.*state.*tf\.random\.Generator"):
+        _trained("the last batch", noise=True, num_processes=2)
+    expected, histories = _trained("each batch", noise=True)
+    found, with_workers = _trained("each batch", noise=True, num_processes=2)
+    assert_same_history(with_workers[0], histories[0])
+    assert_same_state(found, expected)
+    assert pids == [] or nanotf.worker_pids() == pids
