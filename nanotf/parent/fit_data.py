@@ -295,8 +295,8 @@ class FitData:
         stream = Stream(data, signature, trains, specs=data.element_spec, may_differ=may_differ)
         self.streams.append(stream)
         number, cardinality = len(self.streams) - 1, data.cardinality
-        made = streams.StreamInput(number, signature, cardinality, data.steps, rows, may_differ)
-        return made, signature
+        read = streams.StreamInput(number, signature, cardinality, data.steps, rows, may_differ)
+        return read, signature
 
     def _arrays(self, data: keras_epochs.Arrays, passes: int | None) -> inputs.ArrayInput:
         block = self._first_block + len(self._packings)
