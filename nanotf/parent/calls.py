@@ -366,6 +366,7 @@ class Call:
             lambda error: workers.post(messages.DataFailed(job, number, error)),
             len(require_tensorflow().nest.flatten(self.divided(stream))),
             stream.ahead,
+            stream.may_differ,
         )
 
     def _reading(self) -> list[str]:

@@ -291,7 +291,9 @@ class FitData:
                 place = self._resume.place_of_workers(steps, data.cardinality)
             return dataclasses.replace(made, **place), signature
         rows = streams.rows_of_batches(data.element_spec)
-        may_differ = trains and rows is None and takes_unlike_rows(self._model)
+        arrays = len(require_tensorflow().nest.flatten(signature))
+        unlike = rows is None and arrays > 1
+        may_differ = trains and unlike and takes_unlike_rows(self._model, self._sharding)
         stream = Stream(data, signature, trains, specs=data.element_spec, may_differ=may_differ)
         self.streams.append(stream)
         number, cardinality = len(self.streams) - 1, data.cardinality
@@ -380,14 +382,18 @@ class Stream:
     may_differ: bool = False
 
 
-def takes_unlike_rows(model: Any) -> bool:
+def takes_unlike_rows(model: Any, sharding: str) -> bool:
     """Returns True if a model's training takes batches whose arrays differ in rows.
 
     Keras's own step does not. The graph of such a batch is another, which only nanotf's function of
-    one step calls.
+    one step calls. Workers that run a `tf.data` pipeline divide all batches.
+
+    Args:
+        model: a compiled model.
+        sharding: str, see `pipelines.check_sharding`.
     """
     own = keras_names.has_own_step(model)
-    return own and keras_names.makes_steps_one_by_one(model)
+    return own and sharding == "parent" and keras_names.makes_steps_one_by_one(model)
 
 
 def _specs(structure: Any) -> Any:

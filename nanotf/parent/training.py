@@ -77,7 +77,7 @@ def fit(
         given, again = _kept(given)
     try:
         is_dataset = isinstance(given.get("x"), require_tensorflow().data.Dataset)
-        if alone is not None and is_dataset and not takes_unlike_rows(model):
+        if alone is not None and is_dataset and not takes_unlike_rows(model, sharding):
             inputs.check_first_batch(given["x"])
         arguments = FitArguments.of(given)
         call = FitCall(model, arguments, num_processes, sharding, max_restarts, resume)

@@ -34,6 +34,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -72,7 +73,7 @@ class StreamInput:
         steps: int or None, batches per epoch, if known.
         rows: int or None, rows of each batch, if the dataset knows it.
         may_differ: bool, whether arrays of a batch may differ in rows. Every worker gets the whole
-            of such a batch, with an extent of no rows.
+            of such a batch, with an extent of no rows, and `Coming` tells it before.
     """
 
     stream: int
@@ -87,7 +88,7 @@ class StreamInput:
         tf = require_tensorflow()
 
         def generate() -> Iterator[Any]:
-            for flat, rows in reader.iterate(self.stream, rank, size, may_differ=self.may_differ):
+            for flat, rows in reader.iterate(self.stream, rank, size):
                 yield tf.nest.pack_sequence_as(self.signature, flat), np.zeros([rows, 0], bool)
 
         read = from_generator(generate, (self.signature, extent_spec(self.rows)))
@@ -191,7 +192,7 @@ class StreamReader:
     def __init__(self, channel: Channel, job: int) -> None:
         self._channel = channel
         self._job = job
-        self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
+        self._inboxes: dict[tuple[int, int], _Inbox] = {}
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
         self._ended = False
@@ -202,16 +203,26 @@ class StreamReader:
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
         """Takes a message from the parent."""
         with self._lock:
-            self._queue(message.stream, message.turn).put((message, block))
+            self._inbox(message.stream, message.turn).put(message, block)
             if isinstance(message, messages.EndOfStream) and message.failed:
                 self._failed[message.stream] = message
-                for (stream, turn), inbox in self._queues.items():
+                for (stream, turn), inbox in self._inboxes.items():
                     if stream == message.stream and turn > message.turn:
-                        inbox.put((message, None))
+                        inbox.put(message)
 
-    def _queue(self, stream: int, turn: int) -> queue.SimpleQueue[Any]:
-        """Returns the queue of a turn; called with the lock held."""
-        return self._queues.setdefault((stream, turn), queue.SimpleQueue())
+    def _inbox(self, stream: int, turn: int) -> _Inbox:
+        """Returns the inbox of a turn; called with the lock held."""
+        if (stream, turn) not in self._inboxes:
+            inbox = self._inboxes[stream, turn] = _Inbox()
+            failed = self._failed.get(stream)
+            if failed is not None and turn > failed.turn:
+                inbox.put(failed)
+        return self._inboxes[stream, turn]
+
+    def kinds(self, stream: int, turn: int) -> queue.SimpleQueue[bool | None]:
+        """Returns what a turn's messages say when they arrive, see `Coming.is_whole`."""
+        with self._lock:
+            return self._inbox(stream, turn).kinds
 
     def is_broken(self, stream: int) -> bool:
         """Returns True if an iterator over a stream has ended because the user's data raised.
@@ -226,7 +237,6 @@ class StreamReader:
         rank: int | None,
         size: int,
         copies: bool = True,
-        may_differ: bool = False,
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
         """Reads the next turn: yields a rank's rows of each array of a batch, and the batch's rows.
 
@@ -235,17 +245,13 @@ class StreamReader:
             rank: int, or None for whole arrays, which need not have rows.
             size: int.
             copies: bool; otherwise arrays are in shared memory until the next batch is requested.
-            may_differ: bool, see `StreamInput`; the batch's rows are then 0.
         """
         with self._lock:
             if self._ended:
                 return
             turn = self._turns[stream]
             self._turns[stream] += 1
-            inbox = self._queue(stream, turn)
-            failed = self._failed.get(stream)
-            if failed is not None and turn > failed.turn:
-                inbox.put((failed, None))
+            inbox = self._inbox(stream, turn)
         self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
@@ -257,17 +263,14 @@ class StreamReader:
                 if block is not None:
                     self._blocks[stream] = block
                 arrays = [view(self._blocks[stream], ArrayRef(*p)) for p in message.arrays]
-                batch_rows = message.rows
-                if may_differ and rows_differ(arrays):
-                    batch_rows = 0
-                elif rank is not None:
-                    first, count = own_rows(batch_rows, rank, size)
+                if rank is not None and message.rows:
+                    first, count = own_rows(message.rows, rank, size)
                     arrays = [array[first : first + count] for array in arrays]
                 read = messages.SlotRead(self._job, stream, message.slot)
                 if copies:
                     arrays = [np.array(array) for array in arrays]
                     self._channel.send(read)
-                yield arrays, batch_rows
+                yield arrays, message.rows
                 if not copies:
                     self._channel.send(read)
         finally:
@@ -281,15 +284,76 @@ class StreamReader:
         """
         with self._lock:
             self._ended = True
-            for (stream, turn), inbox in self._queues.items():
-                inbox.put((messages.EndOfStream(stream, turn), None))
+            for (stream, turn), inbox in self._inboxes.items():
+                inbox.put(messages.EndOfStream(stream, turn))
 
     def forget(self, stream: int) -> None:
         """Frees the memory of a stream that is no longer read."""
         with self._lock:
             self._blocks.pop(stream, None)
-            for key in [key for key in self._queues if key[0] == stream]:
-                del self._queues[key]
+            for key in [key for key in self._inboxes if key[0] == stream]:
+                del self._inboxes[key]
+
+
+class _Inbox:
+    """The messages of one turn.
+
+    Attributes:
+        kinds: queue of what they are, see `Coming.is_whole`. Of batches that cannot differ in rows,
+            nobody asks it.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.kinds: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+
+    def put(
+        self, message: messages.Batch | messages.EndOfStream, block: Block | None = None
+    ) -> None:
+        self._messages.put((message, block))
+        if isinstance(message, messages.EndOfStream):
+            self.kinds.put(None)
+        elif message.may_differ:
+            self.kinds.put(message.rows == 0)
+
+    def get(self) -> Any:
+        return self._messages.get()
+
+
+class Coming:
+    """Tells what an iterator of a stream of training yields next.
+
+    Args:
+        reader: `StreamReader`.
+        stream: int, its number.
+        passed: int, batches of the first turn that are read without a step.
+    """
+
+    def __init__(self, reader: StreamReader, stream: int, passed: int) -> None:
+        self._reader = reader
+        self._stream = stream
+        self._passed = passed
+        self._turn = -1
+        self._iterator: Callable[[], Any] = lambda: None  # weak: it must end when Keras drops it
+        self._kinds: queue.SimpleQueue[bool | None] = queue.SimpleQueue()  # of its turn
+
+    def is_whole(self, iterator: Any) -> bool | None:
+        """Waits for the next batch; returns whether it comes whole, None if there is none."""
+        if self._iterator() is not iterator:
+            self._turn += 1
+            self._iterator = weakref.ref(iterator)
+            self._kinds = self._reader.kinds(self._stream, self._turn)
+            self.pass_over(iterator, self._passed)
+            self._passed = 0
+        kind = self._kinds.get()
+        if kind is None:
+            self._kinds.put(None)
+        return kind
+
+    def pass_over(self, iterator: Any, count: int) -> None:
+        """Notes that an iterator's next batches have been read."""
+        for _ in range(count):
+            self.is_whole(iterator)
 
 
 class Epochs(Protocol):
@@ -318,6 +382,7 @@ class StreamWriter:
         fail: callable of an exception that the user's data raised.
         divided: int, how many of a batch's first arrays must have equally many rows.
         ahead: bool, whether to read before a worker asks.
+        may_differ: bool, see `StreamInput`.
     """
 
     def __init__(
@@ -331,6 +396,7 @@ class StreamWriter:
         fail: Callable[[BaseException], None],
         divided: int,
         ahead: bool = False,
+        may_differ: bool = False,
     ) -> None:
         self.stream = stream
         self.ahead = ahead
@@ -341,6 +407,7 @@ class StreamWriter:
         self._send = send
         self._fail = fail
         self._divided = divided
+        self._may_differ = may_differ
         self.reading = timing.Reading()
         self.taken = 0  # batches that all workers have read; counted by the job's thread
         self._block: Block | None = None
@@ -546,8 +613,9 @@ class StreamWriter:
                 self._turn,
                 self._slot,
                 tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
-                rows=len(flat[0]) if flat[0].ndim else 1,
+                rows=0 if rows_differ(flat) else len(flat[0]) if flat[0].ndim else 1,
                 block=new_block.nbytes if new_block else None,
+                may_differ=self._may_differ,
             )
             self._send(message, new_block)
         self._slot = (self._slot + 1) % SLOTS

@@ -514,9 +514,10 @@ class Batch(Message):
         slot: int; `SlotRead` returns it when the worker has copied its rows.
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
             `shipping.arrays.ArrayRef`.
-        rows: int, rows of the global batch.
+        rows: int, rows of the global batch; 0 if its arrays differ in rows.
         block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
             ring. Its file descriptor follows.
+        may_differ: bool, see `shipping.streams.StreamInput`.
     """
 
     stream: int
@@ -525,6 +526,7 @@ class Batch(Message):
     arrays: tuple[tuple[int, tuple[int, ...], str, int], ...]
     rows: int
     block: int | None = None
+    may_differ: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

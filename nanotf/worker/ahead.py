@@ -3,10 +3,13 @@
 Keras calls its step function once per step. Each call passes through Python and starts a graph,
 which takes a fifth of the time of a small model's step. Here one call runs several steps at once.
 Keras's next calls then return immediately, with the result of the last of those steps.
+
+A batch that comes whole (`streams.StreamInput`) has an extent without rows, and a graph of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +18,7 @@ import tensorflow as tf
 
 from nanotf.errors import UndividedError
 from nanotf.shipping.random_operations import with_state
+from nanotf.shipping.streams import Coming
 
 MOST_STEPS = 16  # in one call
 MOST_SECONDS = 0.05  # per call, so that the user sees progress and can interrupt training
@@ -30,20 +34,28 @@ class Ahead:
     Attributes:
         count: int, steps of the current execution: it answers this many of Keras's calls.
         made: int, completed steps that Keras has not requested yet.
-        refuse: callable of the error for a batch that cannot be used, if batches may have an extent
-            without rows, see `ReplicaMixin`; otherwise None. Their steps have a graph of their own,
-            and no step runs ahead.
     """
 
     def __init__(self) -> None:
         self.count = 1
-        self.refuse: Callable[[Exception], None] | None = None
         self._seconds = float("inf")  # per step
         self._seen = 0
-        self._graph: Any = None  # of a step
+        self._traces: dict[bool, _Trace] = {}  # of a step, by whether its batch is whole
         self._is_ready = False
         self._result: Any = None
+        self._coming: Coming | None = None
+        self._came_whole = False  # the batch of the last step
         self.begin_epoch(None, None)
+
+    def begin(self, coming: Coming | None, refuse: Callable[[Exception], None]) -> None:
+        """Begins a `fit`.
+
+        Args:
+            coming: `Coming` of its data, None if no batch comes whole.
+            refuse: callable of the error for a batch that cannot be used.
+        """
+        self._coming, self._refuse = coming, refuse
+        self._came_whole = False
 
     def begin_epoch(self, left: int | None, to_come: int | None) -> None:
         """Resets the counters at the beginning of an epoch.
@@ -70,60 +82,78 @@ class Ahead:
         # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
         @tf.function(reduce_retracing=True, autograph=False)
         def on_data(data: Any) -> Any:
-            self._graph = tf.compat.v1.get_default_graph()
+            self._traces[False] = _Trace(tf.compat.v1.get_default_graph())
             return step(data)
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def on_whole(rows: Any) -> Any:
+            self._traces[True] = _Trace(tf.compat.v1.get_default_graph())
+            return step((rows, tf.zeros([0, 0], tf.bool)))
 
         @tf.function(reduce_retracing=True, autograph=False)
         def one(iterator: Any) -> Any:
             return on_data(iterator.get_next())
 
-        graphs: dict[Any, Any] = {}  # by specs, for batches that are divided and that are not
+        @tf.function(reduce_retracing=True, autograph=False)
+        def one_whole(iterator: Any) -> Any:
+            return on_whole(iterator.get_next()[0])
 
-        def one_of_both(iterator: Any) -> Any:
-            assert self.refuse is not None
-            try:
-                rows, extent = iterator.get_next()
-            except tf.errors.OutOfRangeError:
-                return one(iterator)  # as in Keras, whose graph also counts the step without data
-            specs = iterator.element_spec
-            both = graphs.setdefault(tuple(tf.nest.flatten(specs)), {})
-            is_whole = extent.shape[0] == 0
-            if is_whole not in both:
-                given = (specs[0], tf.TensorSpec(extent.shape, tf.bool)) if is_whole else specs
-                function = tf.function(step, autograph=False)
-                both[is_whole] = function.get_concrete_function(given)
-                definitions = [made.graph.as_graph_def() for made in both.values()]
-                if len(both) > 1 and any(any(with_state(each)) for each in definitions):
-                    self.refuse(_state_in_two_graphs())
-                    raise StopIteration
-            return both[is_whole]((rows, extent))
+        @tf.function(reduce_retracing=True, autograph=False)
+        def left_whole(batch: Any) -> Any:
+            return on_whole(batch.get_value()[0])
 
         @tf.function(reduce_retracing=True, autograph=False)
         def several(iterator: Any, count: Any, result: Any) -> Any:
-            def more(made: Any, has_data: Any, _: Any) -> Any:
-                return tf.logical_and(has_data, made < count)
+            def more(made: Any, is_divided: Any, *_: Any) -> Any:
+                return tf.logical_and(is_divided, made < count)
 
-            def step_if_data(made: Any, _: Any, result: Any) -> Any:
+            def step_if_divided(made: Any, _: Any, __: Any, batch: Any, result: Any) -> Any:
                 batch = iterator.get_next_as_optional()
                 has_data = batch.has_value()
-                result = tf.cond(has_data, lambda: on_data(batch.get_value()), lambda: result)
-                return made + tf.cast(has_data, tf.int32), has_data, result
+                is_divided = tf.cond(has_data, lambda: has_extent(batch), lambda: False)
+                result = tf.cond(is_divided, lambda: on_data(batch.get_value()), lambda: result)
+                is_left = tf.logical_and(has_data, tf.logical_not(is_divided))
+                return made + tf.cast(is_divided, tf.int32), is_divided, is_left, batch, result
 
-            start = (tf.constant(0), tf.constant(True), result)
-            made, _, result = tf.while_loop(more, step_if_data, start)
-            return made, result
+            none = tf.experimental.Optional.empty(iterator.element_spec)
+            start = (tf.constant(0), tf.constant(True), tf.constant(False), none, result)
+            made, _, is_left, batch, result = tf.while_loop(more, step_if_divided, start)
+            return made, result, is_left, batch
+
+        def has_extent(batch: Any) -> Any:
+            return tf.shape(batch.get_value()[1])[0] > 0
+
+        def of_kind(is_whole: bool, function: Any, given: Any) -> Any:
+            if self._coming is not None and is_whole not in self._traces:
+                function.get_concrete_function(given)
+                traces = self._traces.values()
+                if len(traces) > 1 and any(trace.has_state for trace in traces):
+                    self._refuse(_state_in_two_graphs())
+                    raise StopIteration
+            self._came_whole = is_whole
+            return function(given)
+
+        def execute_one(iterator: Any) -> Any:
+            is_whole = None if self._coming is None else self._coming.is_whole(iterator)
+            if is_whole is None:  # at the end of the data, Keras's graph counts another step
+                is_whole = self._came_whole
+            return of_kind(is_whole, one_whole if is_whole else one, iterator)
 
         def execute(iterator: Any) -> Any:
-            if self.refuse is not None:
-                return one_of_both(iterator)
-            if self.count > 1:
-                made, result = several(iterator, tf.constant(self.count), self._result)
-                self._is_ready = True
-                self.count = int(made)
-                if self.count:
-                    return result
-                self.count = 1  # the data have ended: Keras must get its usual exception
-            return one(iterator)
+            if self.count == 1:
+                return execute_one(iterator)
+            made, result, is_left, left = several(iterator, tf.constant(self.count), self._result)
+            self._is_ready = True
+            self.count = int(made) + int(is_left)
+            if self._coming is not None:
+                self._coming.pass_over(iterator, self.count)
+            if is_left:
+                return of_kind(True, left_whole, left)
+            if self.count:
+                self._came_whole = False
+                return result
+            self.count = 1  # the data have ended: Keras must get its usual exception
+            return execute_one(iterator)
 
         return execute
 
@@ -150,7 +180,7 @@ class Ahead:
         return next_step
 
     def _wanted(self) -> int:
-        if self.refuse is not None or self._left is None or self._to_come is None:
+        if self._left is None or self._to_come is None:
             return 1
         if self._seen < STEPS_BEFORE:
             return 1
@@ -166,9 +196,23 @@ class Ahead:
         if self._left + self._to_come < STEPS_TO_COME or not _is_scalars(self._result):
             return False
         # Their operations have a different state in a graph of several steps.
-        if self._graph is not None and any(with_state(self._graph.as_graph_def())):
-            self._graph = None
-        return self._graph is not None
+        return False in self._traces and not self._traces[False].has_state
+
+
+class _Trace:
+    """A trace of a step.
+
+    Args:
+        graph: `tf.Graph`, complete by the time that `has_state` is read.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    @functools.cached_property
+    def has_state(self) -> bool:
+        """Whether operations draw random numbers, or the like, with a state of their own."""
+        return any(with_state(self._graph.as_graph_def()))
 
 
 def _is_scalars(result: Any) -> bool:

@@ -294,9 +294,9 @@ class FitRun(_ModelRun):
             shards=job.shards,
         )
         self.ahead = self.kept.ahead
-        may_differ = isinstance(job.train, streams.StreamInput) and job.train.may_differ
-        refuse = functools.partial(self._refused.__setitem__, id(job.train))
-        self.ahead.refuse = refuse if may_differ else None
+        self.ahead.begin(
+            self._coming(), functools.partial(self._refused.__setitem__, id(job.train))
+        )
         self.likeness = Likeness(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
@@ -333,6 +333,12 @@ class FitRun(_ModelRun):
                 verbose=0,
             )
         return bool(self.model._nanotf_runs_python)
+
+    def _coming(self) -> streams.Coming | None:
+        train = self.job.train
+        if not (isinstance(train, streams.StreamInput) and train.may_differ):
+            return None
+        return streams.Coming(self.reader, train.stream, self.job.passed_steps)
 
     def _metrics_state(self) -> state.State:
         job = self.job

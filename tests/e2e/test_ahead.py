@@ -7,19 +7,52 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from nanotf.errors import UndividedError
+from nanotf.shipping.streams import Coming
 from nanotf.worker import ahead
 from nanotf.worker.ahead import Ahead
 
 
-class Loop:
-    """Keras's loop over the numbers 1 to `size`; each step returns the sum so far."""
+class Numbers(Coming):
+    """Tells which of the numbers 1 to `size` come whole."""
 
-    def __init__(self, size: int, result: Any = None) -> None:
+    def __init__(self, size: int, whole: int) -> None:
+        kinds = [number % whole == 0 for number in range(1, size + 1)]
+        self._left = iter([*kinds, None])
+
+    def is_whole(self, iterator: Any) -> bool | None:
+        return next(self._left)
+
+
+class Loop:
+    """Keras's loop over the numbers 1 to `size`; each step returns the sum so far.
+
+    Args:
+        size: int.
+        result: callable of a number that replaces the step.
+        whole: int; a batch comes whole if its number is a multiple.
+    """
+
+    def __init__(self, size: int, result: Any = None, whole: int = 10**6) -> None:
         self.ahead = Ahead()
         self.sum = tf.Variable(0)
         self.executions: list[int] = []
-        self.iterator = iter(tf.data.Dataset.range(1, size + 1).map(lambda i: tf.cast(i, tf.int32)))
-        execute = self.ahead.executes(self._step if result is None else result)
+        self.traces: list[bool] = []  # of steps, whether their batch is whole
+        self.refused: list[Exception] = []
+
+        def batch(number: Any) -> Any:
+            extent = tf.zeros([tf.cast(number % whole != 0, tf.int32), 0], bool)
+            return tf.cast(number, tf.int32), tf.ensure_shape(extent, [None, 0])
+
+        def step(data: Any) -> Any:
+            number, extent = data
+            self.traces.append(extent.shape[0] == 0)
+            return (result or self._step)(number)
+
+        self.iterator = iter(tf.data.Dataset.range(1, size + 1).map(batch))
+        if whole <= size:
+            self.ahead.begin(Numbers(size, whole), self.refused.append)
+        execute = self.ahead.executes(step)
 
         def noting(iterator: Any) -> Any:
             found = execute(iterator)
@@ -111,3 +144,37 @@ def test_random_numbers_of_a_state_kept_by_the_operation() -> None:
     loop.ahead.begin_epoch(500, 0)
     loop.run(40)
     assert set(loop.executions) == {1}
+
+
+@pytest.mark.parametrize("whole", [1, 5, 7, 16, 50])
+def test_whole_batches(whole: int) -> None:
+    """They have a graph of their own, and the steps between run ahead."""
+    loop = Loop(500, whole=whole)
+    loop.ahead.begin_epoch(500, 0)
+    assert int(loop.run(500)["sum"]) == 500 * 501 // 2
+    assert sum(loop.executions) == 500
+    assert max(loop.executions) == min(whole, ahead.MOST_STEPS)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        loop.run(1)
+    assert loop.traces.count(True) == 1
+    assert (False in loop.traces) == (whole > 1)
+
+
+def test_the_graph_that_runs_at_the_end_of_the_data() -> None:
+    """It is that of the last step: Keras has only one, whose counters count once more there."""
+    count = tf.Variable(0)
+    loop = Loop(20, lambda _: {"count": count.assign_add(1)}, whole=1)
+    loop.run(20)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        loop.run(1)
+    assert set(loop.traces) == {True}
+    assert int(count) == 21
+
+
+@pytest.mark.parametrize("whole", [3, 20])
+def test_random_numbers_of_two_graphs(whole: int) -> None:
+    loop = Loop(20, lambda _: {"number": tf.random.uniform([], seed=3)}, whole)
+    loop.run(whole - 1)
+    with pytest.raises(StopIteration):
+        loop.run(1)
+    assert isinstance(loop.refused[0], UndividedError)

@@ -45,7 +45,7 @@ class TwoStreams(Model):  # type: ignore[misc, valid-type]
     def train_step(self, data: Any) -> dict[str, Any]:
         (x, y), other = data
         if self.noise:
-            other += tf.random.normal(tf.shape(other), dtype=other.dtype)
+            other += tf.random.normal([WIDTH], dtype=other.dtype)
         rows = tf.shape(x)[0]
         with tf.GradientTape() as tape:
             joined = self(tf.concat([x, other], 0), training=True)
@@ -79,23 +79,31 @@ def _batches() -> Iterator[Any]:
 def _data(kind: str) -> Any:
     if kind == "generator":
         return _batches()
-    sizes = (16, 16) if kind == "the last batch" else (5, 30)
-    return tf.data.Dataset.zip((_known(sizes[0]), _unknown(sizes[1])))
+    if kind == "one of many":
+        rows = np.random.default_rng(3).normal(size=(900, WIDTH))
+        made = tf.data.Dataset.from_tensor_slices
+        others = made(rows[:599]).batch(2).concatenate(made(rows[599:899]).batch(2))
+        return tf.data.Dataset.zip((made((rows, np.arange(900) % 3)).batch(2), others))
+    sizes = (5, 30) if kind == "each batch" else (16, 16)
+    zipped = tf.data.Dataset.zip((_known(sizes[0]), _unknown(sizes[1])))
+    if kind == "none":
+        return zipped.filter(lambda pair, other: tf.shape(pair[0])[0] == tf.shape(other)[0])
+    return zipped
 
 
 def _trained(kind: str, noise: bool = False, **arguments: Any) -> tuple[Any, list[Any]]:
     tf.keras.utils.set_random_seed(1)
     model = TwoStreams(noise)
     model(np.zeros((2, WIDTH)))
-    model.compile(tf.keras.optimizers.Adam(0.01))
-    epochs = 1 if kind == "generator" else 2
+    model.compile(tf.keras.optimizers.Adam(0.001))
+    epochs = 1 if kind in ("generator", "one of many") else 2
     histories = [
         model.fit(_data(kind), epochs=epochs, verbose=0, **arguments).history for _ in range(2)
     ]
     return model, histories
 
 
-@pytest.mark.parametrize("kind", ["the last batch", "each batch", "generator"])
+@pytest.mark.parametrize("kind", ["the last batch", "each batch", "generator", "one of many"])
 def test_streams(float64: None, kind: str) -> None:
     expected, histories = _trained(kind)
     found, with_workers = _trained(kind, num_processes=2)
@@ -109,8 +117,19 @@ def test_random_numbers_of_two_graphs(float64: None) -> None:
     pids = nanotf.worker_pids()
     with pytest.raises(UndividedError, match=r"draws random numbers.*state.*tf\.random\.Generator"):
         _trained("the last batch", noise=True, num_processes=2)
-    expected, histories = _trained("each batch", noise=True)
-    found, with_workers = _trained("each batch", noise=True, num_processes=2)
+    assert pids == [] or nanotf.worker_pids() == pids
+
+
+@pytest.mark.parametrize("kind", ["each batch", "none"])
+def test_random_numbers_of_one_graph(float64: None, kind: str) -> None:
+    """Keras's graph also draws when the data have ended."""
+    expected, histories = _trained(kind, noise=True)
+    found, with_workers = _trained(kind, noise=True, num_processes=2)
     assert_same_history(with_workers[0], histories[0])
     assert_same_state(found, expected)
-    assert pids == [] or nanotf.worker_pids() == pids
+
+
+def test_a_pipeline_in_every_worker(float64: None) -> None:
+    """Refused, since each worker would divide the batch."""
+    with pytest.raises(UndividedError, match="rows"):
+        _trained("the last batch", sharding="data", num_processes=2)

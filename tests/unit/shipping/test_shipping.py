@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from nanotf.shipping import arrays
 from nanotf.shipping.inputs import rows_of_rank
-from nanotf.shipping.streams import StreamReader, StreamWriter
+from nanotf.shipping.streams import Coming, StreamReader, StreamWriter
 from nanotf.wire import messages
 from nanotf.wire.blocks import ALIGNMENT, Block, aligned
 
@@ -226,6 +226,19 @@ def test_streams_that_end_after_their_job_do_not_disturb_the_next() -> None:
     data.come.set()
     wait_until(writer.reap, "it ends")
     assert sent == []
+
+
+def test_what_comes_is_known_before_it_is_read() -> None:
+    """The parent sends the first batches before a worker makes its iterator."""
+    reader = StreamReader(None, job=1)  # type: ignore[arg-type]
+    for turn, rows in ((0, [5, 0]), (1, [0])):
+        for each in rows:
+            reader.deliver(messages.Batch(0, turn, 0, (), each, may_differ=True), None)
+        reader.deliver(messages.EndOfStream(0, turn), None)
+    coming = Coming(reader, 0, passed=1)
+    first, second = set(), set()  # type: tuple[set[int], set[int]]
+    assert [coming.is_whole(first) for _ in range(3)] == [True, None, None]
+    assert [coming.is_whole(second) for _ in range(2)] == [True, None]
 
 
 def test_a_thread_that_waits_for_a_batch_ends_with_the_job() -> None:
