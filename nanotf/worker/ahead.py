@@ -211,7 +211,7 @@ class _Trace:
 
     @functools.cached_property
     def has_state(self) -> bool:
-        """Whether operations draw random numbers, or the like, with a state of their own."""
+        """True if operations, such as random draws, have a state of their own."""
         return any(with_state(self._graph.as_graph_def()))
 
 

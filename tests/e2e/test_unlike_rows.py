@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +111,32 @@ def test_streams(float64: None, kind: str) -> None:
     found, with_workers = _trained(kind, num_processes=2)
     for ours, theirs in zip(with_workers, histories, strict=True):
         assert_same_history(ours, theirs)
+    assert_same_state(found, expected)
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_a_worker_that_dies(float64: None, step: int) -> None:
+    """Batch 5 of an epoch is the one that comes whole."""
+
+    class Kill(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        left = 1
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == step % 6 and self.left and (step < 6 or self.epoch):
+                self.left = 0
+                os.kill(nanotf.worker_pids()[1], signal.SIGKILL)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+    kill = Kill()
+    expected, histories = _trained("the last batch")
+    found, with_workers = _trained(
+        "the last batch", num_processes=2, callbacks=[kill], max_restarts=1
+    )
+    assert kill.left == 0
+    assert_same_history(with_workers[1], histories[1])
     assert_same_state(found, expected)
 
 
