@@ -84,9 +84,10 @@ TABLE: tuple[Override, ...] = (
     Override("tensorflow:GradientTape.gradient", "the gradient of a joined tensor is that of its rows, joined", tapes.differentiating),
     Override("tensorflow:GradientTape.watch", "watching a joined tensor also watches its rows", tapes.watching),
     *(
-        Override(f"tensorflow:GradientTape.{name}", "exchanges cannot be vectorized", tapes.without_vectorizing)
+        Override(f"tensorflow:GradientTape.{name}", "exchanges cannot be vectorized", tapes.taking_jacobians)
         for name in ("jacobian", "batch_jacobian")
     ),
+    Override("tensorflow.python.ops.parallel_for.control_flow_ops:pfor", "exchanges cannot be vectorized", tapes.vectorizing),
     Override("tensorflow:nn.moments", _OF_BATCH, normalization.moments),
     Override("tensorflow:nn.weighted_moments", _OF_BATCH, normalization.weighted_moments),
     Override("tensorflow:compat.v1.nn.fused_batch_norm", _OF_BATCH, normalization.fused_batch_norm, KERAS_2),

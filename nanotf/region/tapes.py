@@ -58,13 +58,52 @@ def watching(stock: Any, _: Any) -> Any:
     return watch
 
 
-def without_vectorizing(stock: Any, _: Any) -> Any:
-    """Makes Jacobians in graphs loop over rows: exchanges cannot be vectorized."""
+def taking_jacobians(stock: Any, _: Any) -> Any:
+    """Makes Jacobians loop over rows: the exchanges in a gradient cannot be vectorized."""
 
     @functools.wraps(stock)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        if scope.exchange is not None and not tf.executing_eagerly():
-            kwargs["experimental_use_pfor"] = False
-        return stock(*args, **kwargs)
+        global _loops
+        before, _loops = _loops, scope.exchange is not None
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            _loops = before
 
     return jacobian
+
+
+def vectorizing(stock: Any, _: Any) -> Any:
+    """Runs bodies of `tf.vectorized_map` whole, and loops over those of Jacobians."""
+
+    @functools.wraps(stock)
+    def pfor(loop_fn: Any, iters: Any, *args: Any, **kwargs: Any) -> Any:
+        global _loops
+        before, _loops = _loops, False
+        try:
+            if before:
+                return _looped(loop_fn, iters)
+            with scope.dividing(None):
+                return stock(loop_fn, iters, *args, **kwargs)
+        finally:
+            _loops = before
+
+    return pfor
+
+
+_loops = False  # whether the body of a Jacobian is next
+
+
+def _looped(body: Any, count: Any) -> Any:
+    """Returns the stacked results of a body that is traced once, for a tape need not persist."""
+    traced = tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+    flat = tf.nest.flatten(traced.structured_outputs)
+    is_given = [each is not None for each in flat]
+    specs = [tf.TensorSpec(None, each.dtype) for each in flat if each is not None]
+
+    def given(index: Any) -> list[Any]:
+        return [each for each in tf.nest.flatten(traced(index)) if each is not None]
+
+    results = iter(tf.map_fn(given, tf.range(count), fn_output_signature=specs))
+    found = [next(results) if each else None for each in is_given]
+    return tf.nest.pack_sequence_as(traced.structured_outputs, found)
