@@ -121,7 +121,7 @@ def test_short_last_batches(run_on: Any, float64: None, tmp_path: pathlib.Path) 
 
 
 def test_passed_model_under_the_strategy(run_on: Any) -> None:
-    optimizer, loss_object = tf.keras.optimizers.SGD(0.1), cross_entropy()
+    optimizer, loss_object = tf.keras.optimizers.SGD(0.1), cross_entropy(reduction="sum")
 
     @run_on()
     def train(model: Any, data: Any) -> None:
