@@ -87,10 +87,11 @@ def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None
 
 def needs_call(model: Any) -> bool:
     """Returns True if a model must be called before all its variables exist."""
+    some_unbuilt = not all(layer.built for layer in layers_below(model))
     if has_call(model):
-        return not model.built or not model.variables
-    # Before that, Keras 2 has no list of variables.
-    return not all(v.built for v in layers_below(model)) or not model.variables
+        return not model.built or (some_unbuilt and not model.variables)
+    # Before its layers are built, Keras 2 has no list of variables.
+    return some_unbuilt or (not model.built and not model.variables)
 
 
 def build_symbolically(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from parity import fit_both
 
 import nanotf
-from nanotf.compat.versions import keras_module_name
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano
 
 pytestmark = pytest.mark.both_generations
@@ -70,7 +70,7 @@ ON_A_SIGMOID: dict[str, Callable[[], Any]] = {
     "of the batch": lambda: of_the_batch,
     "hardest": lambda: hardest,
 }
-if keras_module_name() == "keras":
+if is_keras_3():
     ON_A_SIGMOID["keras.ops"] = lambda: (
         lambda y, p: tf.keras.ops.binary_crossentropy(tf.keras.ops.cast(y, p.dtype), p)
     )

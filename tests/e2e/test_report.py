@@ -13,7 +13,7 @@ import tensorflow as tf
 from parity import digits, fit_both, small_cnn
 
 import nanotf
-from nanotf.compat.versions import keras_module_name
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_multiprocessing
 from nanotf.parent.report import Report
 from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
@@ -251,7 +251,7 @@ def test_parts_that_were_divided_and_one_that_was_not() -> None:
         assert "Max" in found["centre"].why
         assert "test_report.py" in found["centre"].why
         # 6 steps of (4 + 8) x 32 products, 2 operations each. Keras 2's loop names no maximum.
-        steps = 6 if keras_module_name() == "keras" else 1
+        steps = 6 if is_keras_3() else 1
         assert found["lstm"].operations > steps * 12 * 32 * 2
         assert found["dense"].operations >= 2 * 8 * 3
     text = str(report).partition("Divided:")[2]

@@ -233,10 +233,17 @@ class Uncertain(Model):
         return self.drop(inputs, training=True)
 
 
+@pytest.mark.both_generations
 def test_predictions_draw_anew() -> None:
-    model = Uncertain()
-    ones = np.ones((8, 50), "float32")
-    outputs = [model.predict(ones, batch_size=4, verbose=0, num_processes=2) for _ in range(3)]
+    ones, found = np.ones((8, 50), "float32"), []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        model = Uncertain()
+        outputs = [
+            model.predict(ones, batch_size=4, verbose=0, num_processes=processes) for _ in range(3)
+        ]
+        found.append(outputs)
+    np.testing.assert_array_equal(found[1], found[0])
     halves = [output[:4] for output in outputs] + [output[4:] for output in outputs]
     for i, one in enumerate(halves):
         for other in halves[i + 1 :]:
