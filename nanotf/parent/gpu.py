@@ -84,7 +84,8 @@ def fit(
     relay = _relay(ours, theirs, callbacks)
     arguments |= {"callbacks": [relay], "verbose": 0}
     read_ahead.reopen(*arguments.values())
-    with defaults.no_default():
+    # The copy of a model of Keras 2 has not noted its strategy.
+    with defaults.no_default(), strategy.scope():
         model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
     return model.history
 

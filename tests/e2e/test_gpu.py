@@ -65,6 +65,7 @@ print("RESULT " + json.dumps({
 """
 
 
+@pytest.mark.both_generations
 def test_falls_back_to_mirrored_strategy_in_this_process() -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200, check=False
