@@ -58,7 +58,11 @@ def _record_fits(steps: int) -> None:
                 return
             self.steps += 1
             variables = keras_optimizers.training_variables(self.model)
-            values = {f"the variable {getattr(v, 'path', v.name)}": v for v in variables}
+            # Several may have one name.
+            values = {
+                f"variable {place}, {getattr(v, 'path', v.name)}": v
+                for place, v in enumerate(variables)
+            }
             named = {f"{name} in logs": value for name, value in (logs or {}).items()}
             recording.note(f"step {self.steps} of fit {self.number}", {**named, **values})
             self.model.stop_training |= self.steps == steps

@@ -6,6 +6,7 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -120,8 +121,8 @@ class Generation(Protocol):
         depend on the count.
         """
 
-    def builds_optimizer_in_graph(self, model: Any) -> bool:
-        """Returns True if `fit` builds the optimizer in the trace of its first step."""
+    def as_step_builds(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Makes an optimizer's variables as the first step of `fit` does, in this context."""
 
     def call_on_specs(self, model: Any, specs: Any) -> None:
         """Builds a model by a symbolic call.

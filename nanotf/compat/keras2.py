@@ -211,8 +211,9 @@ def builds_optimizer_first(model: Any) -> bool:
     return False
 
 
-def builds_optimizer_in_graph(model: Any) -> bool:
-    return False  # `apply_gradients` leaves the graph for it
+def as_step_builds(model: Any) -> Any:
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return require_tensorflow().name_scope(optimizer.name)
 
 
 def call_on_specs(model: Any, specs: Any) -> None:
@@ -360,7 +361,8 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
     if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
         optimizer._create_all_weights(variables)
     else:
-        optimizer.build(variables)
+        with require_tensorflow().name_scope(optimizer.name):
+            optimizer.build(variables)
 
 
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:

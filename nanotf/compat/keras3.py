@@ -31,12 +31,14 @@ Versions seen: 3.10-3.15.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from nanotf.compat import eager_context
 from nanotf.compat.keras_common import (
     OF_LOOPS,
     holds_numbers,
@@ -190,8 +192,9 @@ def builds_optimizer_first(model: Any) -> bool:
     return model._distribute_strategy is not None
 
 
-def builds_optimizer_in_graph(model: Any) -> bool:
-    return not model.run_eagerly and not builds_optimizer_first(model)
+def as_step_builds(model: Any) -> Any:
+    in_graph = not model.run_eagerly and not builds_optimizer_first(model)
+    return eager_context.initializing() if in_graph else contextlib.nullcontext()
 
 
 def call_on_specs(model: Any, specs: Any) -> None:

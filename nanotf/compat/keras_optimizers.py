@@ -15,12 +15,11 @@ Covers their variables and slots, and how they are built.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import eager_context, keras_names
+from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
@@ -225,8 +224,7 @@ def build_optimizer(model: Any) -> None:
         optimizer._create_all_weights(model.trainable_variables)
         return
     if not is_built(optimizer):
-        in_graph = generation().builds_optimizer_in_graph(model)
-        with eager_context.initializing() if in_graph else contextlib.nullcontext():
+        with generation().as_step_builds(model):
             optimizer.build(model.trainable_variables)
 
 
