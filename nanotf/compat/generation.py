@@ -275,8 +275,8 @@ class Generation(Protocol):
     def orders(self, rows: int, size: int, epochs: int, repeats: bool) -> Iterator[Any]:
         """Lets Keras draw the orders in which `fit` passes over arrays with `shuffle=True`.
 
-        With a seed, Keras 3 draws the same order for each pass: it makes an iterator for each, and
-        each iterator draws from the beginning.
+        With a seed, it draws the same order for each pass if it makes an iterator for each, since
+        each iterator draws from the beginning: see `Arrays.one_iterator`.
 
         Args:
             rows: int.

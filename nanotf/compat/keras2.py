@@ -513,15 +513,20 @@ def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
         inputs = keras.pack_x_y_sample_weight(x, y, weights.numpy())
     rows = int(next(v for v in tf.nest.flatten(inputs) if v is not None).shape[0])
     batch_size = a.batch_size or (math.ceil(rows / a.steps) if a.steps else 32)
-    return Arrays(inputs, batch_size, math.ceil(rows / batch_size), rows, bool(a.shuffle))
+    # `should_recreate_iterator` of the adapters
+    one_iterator = kind is not keras.ListsOfScalarsDataAdapter
+    size = math.ceil(rows / batch_size)
+    return Arrays(inputs, batch_size, size, rows, bool(a.shuffle), one_iterator)
 
 
 def orders(rows: int, size: int, epochs: int, repeats: bool) -> Iterator[Any]:
     keras = source_module("engine.data_adapter")
+    each = epochs if repeats else 1
     adapter = keras.TensorLikeDataAdapter(
-        np.arange(rows), batch_size=size, epochs=epochs, shuffle=True
+        np.arange(rows), batch_size=size, epochs=each, shuffle=True
     )
-    return iter(adapter.get_dataset())
+    dataset = adapter.get_dataset()
+    return itertools.chain.from_iterable(itertools.repeat(dataset, 1 if repeats else epochs))
 
 
 def _as_tensor_would_be(keras: Any, value: Any) -> Any:

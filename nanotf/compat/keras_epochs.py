@@ -60,6 +60,7 @@ class Arrays:
         size: int, batches in one pass over the data.
         rows: int, length of every array.
         is_shuffled: bool, whether each pass has an order of its own, see `Generation.orders`.
+        one_iterator: bool, whether Keras draws all orders from one iterator.
     """
 
     structure: Any
@@ -67,6 +68,7 @@ class Arrays:
     size: int
     rows: int
     is_shuffled: bool
+    one_iterator: bool = False
 
 
 class Epochs:

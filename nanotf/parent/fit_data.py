@@ -179,7 +179,13 @@ class FitData:
         steps = left * at_once * math.ceil((each if each > 0 else data.size) / at_once)
         passes = min(left + bool(taken), math.ceil((taken + steps) / data.size))
         self.orders = Orders(
-            data.rows, data.batch_size, epochs, self.order_seed, complete, max(0, passes)
+            data.rows,
+            data.batch_size,
+            epochs,
+            self.order_seed,
+            complete,
+            max(0, passes),
+            data.one_iterator,
         )
         self.streams.append(Stream(self.orders, self.orders.signature, ahead=True))
         return len(self.streams) - 1

@@ -48,6 +48,7 @@ class Orders:
         seed: `OrderSeed`.
         complete: int, how many passes over the arrays are complete.
         passes: int, how many passes follow at most.
+        one_iterator: bool, see `keras_epochs.Arrays`.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Orders:
         seed: OrderSeed,
         complete: int,
         passes: int,
+        one_iterator: bool,
     ) -> None:
         self._rows, self._epochs, self._seed = rows, epochs, seed
         self._size, self._pieces = pieces_of(rows, batch_size)
         self._complete, self._passes = complete, passes
+        self._one_iterator = one_iterator
 
     @property
     def signature(self) -> Any:
@@ -75,7 +78,7 @@ class Orders:
         Call it in the main thread: Keras's dataset takes TensorFlow's seed when it is made.
         """
         with eager_context.seeded(self._seed.number):
-            repeats = not self._seed.is_users
+            repeats = self._one_iterator or not self._seed.is_users
             orders = generation().orders(self._rows, self._size, self._epochs, repeats)
         begin, count = self._pieces * self._complete, self._pieces * self._passes
         return (piece.numpy() for piece in itertools.islice(orders, begin, begin + count))

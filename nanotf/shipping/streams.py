@@ -595,6 +595,11 @@ class StreamWriter:
     def _is_closed(self) -> bool:
         return self._closed[self._turn] == self._size
 
+    def _rows_of(self, flat: list[np.ndarray[Any, Any]]) -> int:
+        if self._may_differ and rows_differ(flat):
+            return 0
+        return len(flat[0]) if flat[0].ndim else 1
+
     def _write_batch(self, flat: list[np.ndarray[Any, Any]]) -> None:
         packing = Packing(flat)
         new_block = None
@@ -613,7 +618,7 @@ class StreamWriter:
                 self._turn,
                 self._slot,
                 tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
-                rows=0 if rows_differ(flat) else len(flat[0]) if flat[0].ndim else 1,
+                rows=self._rows_of(flat),
                 block=new_block.nbytes if new_block else None,
                 may_differ=self._may_differ,
             )

@@ -74,6 +74,7 @@ def test_kinds_of_arrays(float64: None, name: str) -> None:
     fit_both(_linear, x=x, y=y, batch_size=20, validation_split=0.3)
 
 
+@pytest.mark.both_generations
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 does not take lists of numbers")
 def test_lists_of_numbers(float64: None) -> None:
     x, y = _table(30)
@@ -529,6 +530,7 @@ def test_a_step_that_raises_while_more_batches_follow() -> None:
         _linear().fit((b for b in batches), steps_per_epoch=50, verbose=0, num_processes=2)
 
 
+@pytest.mark.both_generations
 def test_unequal_rows_that_keras_takes(float64: None) -> None:
     """Unused targets pass through unchanged; rows that cannot be divided are an error."""
     model = _linear()

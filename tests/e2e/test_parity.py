@@ -387,9 +387,9 @@ def test_orders_that_come_in_pieces(float64: None) -> None:
 def test_orders_continue_after_complete_passes(is_users: bool) -> None:
     """Without a seed of the user each pass has its own order, in Keras 3 as well."""
     seed = OrderSeed(7, is_users)
-    orders = list(Orders(30, 5, 4, seed, 0, 4).drawn())
+    orders = list(Orders(30, 5, 4, seed, 0, 4, False).drawn())
     np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(30), (4, 1)))
-    np.testing.assert_array_equal(list(Orders(30, 5, 4, seed, 2, 2).drawn()), orders[2:])
+    np.testing.assert_array_equal(list(Orders(30, 5, 4, seed, 2, 2, False).drawn()), orders[2:])
     assert is_users or len({tuple(order) for order in orders}) == 4
     tf.keras.utils.set_random_seed(7)
     assert OrderSeed.now() == (7, True)
