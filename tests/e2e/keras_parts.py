@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.versions import keras_module_name
+from nanotf.compat.versions import is_keras_3
 
 L = tf.keras.layers
 
@@ -208,6 +208,8 @@ NO_LAYERS = {
 # Keras 3.15 distorts all images like the first image if their number is unknown. It cannot make the
 # second layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
+if tf.__version__.startswith("2.14."):
+    NO_LAYERS |= {"SpectralNormalization"}  # asks a tensor for its truth, in graphs
 
 # Layers that mix the rows of a batch or look at all of them, and those whose operations no rule of
 # the proof knows. "Functional" is what their model computes between its layers with weights.
@@ -218,7 +220,7 @@ WHOLE = {
 }  # fmt: skip
 # They look at all rows: Hinge asks whether all targets are 0 or 1.
 WHOLE_LOSSES = {"Circle", "Dice", "Hinge", "SquaredHinge", "Tversky"}
-if keras_module_name() == "tf_keras":
+if not is_keras_3():
     WHOLE |= {"CenterCrop", "RandomContrast", "RandomCrop"}
 
 # Losses, each with the kind of its model's output and targets; see `targets`.
