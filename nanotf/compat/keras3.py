@@ -192,9 +192,18 @@ def builds_optimizer_first(model: Any) -> bool:
     return model._distribute_strategy is not None
 
 
-def as_step_builds(model: Any) -> Any:
-    in_graph = not model.run_eagerly and not builds_optimizer_first(model)
-    return eager_context.initializing() if in_graph else contextlib.nullcontext()
+@contextlib.contextmanager
+def as_step_builds(model: Any) -> Iterator[None]:
+    if builds_optimizer_first(model):
+        yield
+        return
+    optimizer, nothing = model.optimizer, contextlib.nullcontext()
+    in_graph = nothing if model.run_eagerly else eager_context.initializing()
+    # Keras's `apply` builds in a scope of the optimizer's name; MultiOptimizer has an own `apply`.
+    in_scope = type(optimizer).apply is require_tensorflow().keras.optimizers.Optimizer.apply
+    name_scope = source_module("backend").name_scope
+    with in_graph, name_scope(optimizer.name, caller=optimizer) if in_scope else nothing:
+        yield
 
 
 def call_on_specs(model: Any, specs: Any) -> None:

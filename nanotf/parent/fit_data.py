@@ -15,7 +15,7 @@ import numpy as np
 from nanotf.compat import keras_epochs, keras_names, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import UndividedError
 from nanotf.parent import read_ahead
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.orders import Orders, OrderSeed
@@ -52,7 +52,7 @@ class FitData:
         order_seed: `OrderSeed`.
 
     Raises:
-        InvalidArgumentError, ShippingError: An argument cannot be used.
+        UndividedError: An argument cannot be used with workers.
         Exception: What Keras raises.
     """
 
@@ -282,8 +282,9 @@ class FitData:
     def _stream(self, what: str, data: keras_epochs.Epochs, trains: bool) -> tuple[Input, Any]:
         """Returns a workers' input for data that have to be read, and the specs of a batch."""
         if data.cardinality == 0:
-            raise InvalidArgumentError(
-                f"{what} must have at least one batch. Received: an empty dataset."
+            raise UndividedError(
+                f"{what} must have at least one batch to be shared between workers. Received: an "
+                "empty dataset. Pass some, or leave num_processes out."
             )
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding in ("data", "trial") and not data.is_of_arrays:

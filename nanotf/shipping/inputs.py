@@ -408,13 +408,13 @@ def pack_arrays(
         A tuple of the `ArrayInput` and the `Packing` that writes its block.
 
     Raises:
-        InvalidArgumentError: There are no samples.
+        UndividedError: There are no samples.
     """
     tf = require_tensorflow()
     flat = [array for array in tf.nest.flatten(data) if array is not None]
     rows = len(flat[0])
     if rows == 0:
-        raise InvalidArgumentError(
+        raise UndividedError(
             "Data must have at least one sample to be shared between workers. Received: arrays of "
             "length 0. Pass some rows, or leave num_processes out."
         )

@@ -61,6 +61,7 @@ def assert_same(make: Callable[[], Any]) -> None:
     y = random.normal(size=(ROWS, 2))
 
     def trained(**options: Any) -> Any:
+        tf.keras.backend.clear_session()  # layers have the same names
         tf.keras.utils.set_random_seed(1)
         ids, values = L.Input((3,), dtype="int64"), L.Input((4,))
         looked_up = L.Flatten()(L.Embedding(11, 3)(ids))
@@ -77,6 +78,12 @@ def assert_same(make: Callable[[], Any]) -> None:
     found, ours = trained(num_processes=2)
     assert_same_history(ours, theirs)
     assert_same_state(found, expected)
+    assert _names(found) == _names(expected)
+
+
+def _names(model: Any) -> list[str]:
+    found = model.optimizer.variables
+    return [getattr(v, "path", v.name) for v in (found() if callable(found) else found)]
 
 
 @pytest.mark.every_case

@@ -15,7 +15,7 @@ from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
 from nanotf.compat import keras_names, keras_optimizers, versions
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.keras import patching
 from nanotf.parent import defaults
 
@@ -359,6 +359,24 @@ UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
     "unlike rows": (OwnFunction, _unlike_rows, 3, "same number of rows"),
     "sparse": (TwoStreams, _sparse, 3, "dense tensors"),
 }
+
+
+def test_data_without_rows(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras takes an empty dataset as validation data: under `nanotf run`, nanotf does so, too."""
+    x, y = _floats(12, 4), np.arange(12) % 3
+    none = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(0)
+
+    def train(**arguments: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        model = nanotf.keras.Sequential([tf.keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model.fit(x, y[:, None], validation_data=none, verbose=0, **arguments).history
+
+    history = train()
+    with pytest.raises(UndividedError, match="validation_data must have at least one batch"):
+        train(num_processes=2)
+    monkeypatch.setattr(defaults, "current", defaults.RunDefault(2))
+    assert_same_history(train(), history)
 
 
 @pytest.mark.usefixtures("float64")
