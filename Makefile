@@ -66,7 +66,7 @@ legacy:
 # `make test` selects one case of each test, and no variation of a promise that another test covers;
 # with legacy Keras, 2 tests of each file.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
-test: LEGACY := -m 'both_generations and not thorough' --of-each-file 2
+test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-file 2
 
 # A few tests with the oldest TensorFlows that are supported, so that none breaks unseen: all private
 # names, a `fit`, a loop, nanotf-init, doctor. Their environments are small, and use the native library

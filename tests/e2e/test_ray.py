@@ -125,7 +125,6 @@ def _script(
     return lines
 
 
-@pytest.mark.thorough
 def test_ray_that_nanotf_starts_ends_with_shutdown(
     tmp_path: pathlib.Path, own_ray: dict[str, str]
 ) -> None:

@@ -234,7 +234,6 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, caplog: pytest.LogCaptureF
     _assert_same(found, expected)
 
 
-@pytest.mark.thorough
 def test_another_call(tmp_path: pathlib.Path) -> None:
     """A call that differs is refused before a worker starts, and nothing is overwritten."""
     data = {**_arrays(), "epochs": 2}

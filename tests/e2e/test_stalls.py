@@ -49,7 +49,6 @@ def _loss(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
 
 
-@pytest.mark.thorough
 def test_worker_that_waits_forever_in_the_users_code() -> None:
     x, y = digits(100)
     model = small_cnn()

@@ -90,7 +90,6 @@ def test_a_deleted_working_directory(
     assert _fit().epoch == [0]
 
 
-@pytest.mark.thorough
 def test_other_ways_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOTF_START", "spawn")
     warm.end_pool()
