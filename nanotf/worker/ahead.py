@@ -45,6 +45,7 @@ class Ahead:
         self._result: Any = None
         self._coming: Coming | None = None
         self._came_whole = False  # the batch of the last step
+        self._kinds: set[bool] = set()  # of this `fit`'s batches: whole or not
         self.begin_epoch(None, None)
 
     def begin(self, coming: Coming | None, refuse: Callable[[Exception], None]) -> None:
@@ -56,6 +57,7 @@ class Ahead:
         """
         self._coming, self._refuse = coming, refuse
         self._came_whole = False
+        self._kinds.clear()
 
     def begin_epoch(self, left: int | None, to_come: int | None) -> None:
         """Resets the counters at the beginning of an epoch.
@@ -103,14 +105,17 @@ class Ahead:
             return on_whole(batch.get_value()[0])
 
         @tf.function(reduce_retracing=True, autograph=False)
-        def several(iterator: Any, count: Any, result: Any) -> Any:
+        def several(iterator: Any, count: Any, result: Any, may_be_whole: bool) -> Any:
             def more(made: Any, is_divided: Any, *_: Any) -> Any:
                 return tf.logical_and(is_divided, made < count)
 
             def step_if_divided(made: Any, _: Any, __: Any, batch: Any, result: Any) -> Any:
                 batch = iterator.get_next_as_optional()
                 has_data = batch.has_value()
-                is_divided = tf.cond(has_data, lambda: has_extent(batch), lambda: False)
+                # Other batches without an extent have no rows.
+                is_divided = has_data
+                if may_be_whole:
+                    is_divided = tf.cond(has_data, lambda: has_extent(batch), lambda: False)
                 result = tf.cond(is_divided, lambda: on_data(batch.get_value()), lambda: result)
                 is_left = tf.logical_and(has_data, tf.logical_not(is_divided))
                 return made + tf.cast(is_divided, tf.int32), is_divided, is_left, batch, result
@@ -124,7 +129,8 @@ class Ahead:
             return tf.shape(batch.get_value()[1])[0] > 0
 
         def of_kind(is_whole: bool, function: Any, given: Any) -> Any:
-            if self._coming is not None and is_whole not in self._traces:
+            if self._coming is not None and is_whole not in self._kinds:
+                self._kinds.add(is_whole)
                 function.get_concrete_function(given)
                 traces = self._traces.values()
                 if len(traces) > 1 and any(trace.has_state for trace in traces):
@@ -142,7 +148,10 @@ class Ahead:
         def execute(iterator: Any) -> Any:
             if self.count == 1:
                 return execute_one(iterator)
-            made, result, is_left, left = several(iterator, tf.constant(self.count), self._result)
+            may_be_whole = self._coming is not None
+            made, result, is_left, left = several(
+                iterator, tf.constant(self.count), self._result, may_be_whole
+            )
             self._is_ready = True
             self.count = int(made) + int(is_left)
             if self._coming is not None:

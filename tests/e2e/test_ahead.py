@@ -30,10 +30,13 @@ class Loop:
     Args:
         size: int.
         result: callable of a number that replaces the step.
-        whole: int; a batch comes whole if its number is a multiple.
+        whole: int; a batch comes without rows if its number is a multiple.
+        tells: bool, whether such a batch is a whole one.
     """
 
-    def __init__(self, size: int, result: Any = None, whole: int = 10**6) -> None:
+    def __init__(
+        self, size: int, result: Any = None, whole: int = 10**6, tells: bool = True
+    ) -> None:
         self.ahead = Ahead()
         self.sum = tf.Variable(0)
         self.executions: list[int] = []
@@ -50,7 +53,7 @@ class Loop:
             return (result or self._step)(number)
 
         self.iterator = iter(tf.data.Dataset.range(1, size + 1).map(batch))
-        if whole <= size:
+        if whole <= size and tells:
             self.ahead.begin(Numbers(size, whole), self.refused.append)
         execute = self.ahead.executes(step)
 
@@ -160,6 +163,15 @@ def test_whole_batches(whole: int) -> None:
     assert (False in loop.traces) == (whole > 1)
 
 
+def test_batches_without_rows() -> None:
+    """They take the graph of all batches if no batch of the data comes whole."""
+    loop = Loop(500, whole=30, tells=False)
+    loop.ahead.begin_epoch(500, 0)
+    assert int(loop.run(500)["sum"]) == 500 * 501 // 2
+    assert max(loop.executions) > 1
+    assert True not in loop.traces
+
+
 def test_the_graph_that_runs_at_the_end_of_the_data() -> None:
     """It is that of the last step: Keras has only one, whose counters count once more there."""
     count = tf.Variable(0)
@@ -178,3 +190,6 @@ def test_random_numbers_of_two_graphs(whole: int) -> None:
     with pytest.raises(StopIteration):
         loop.run(1)
     assert isinstance(loop.refused[0], UndividedError)
+    loop.ahead.begin(Numbers(20, 1), loop.refused.append)  # the next fit has both graphs
+    with pytest.raises(StopIteration):
+        loop.run(1)
