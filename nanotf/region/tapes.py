@@ -7,7 +7,9 @@ taken with respect to the own rows, since all paths lead through them, and then 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -63,12 +65,8 @@ def taking_jacobians(stock: Any, _: Any) -> Any:
 
     @functools.wraps(stock)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        global _loops
-        before, _loops = _loops, scope.exchange is not None
-        try:
+        with _next_body(scope.exchange is not None):
             return stock(*args, **kwargs)
-        finally:
-            _loops = before
 
     return jacobian
 
@@ -78,20 +76,27 @@ def vectorizing(stock: Any, _: Any) -> Any:
 
     @functools.wraps(stock)
     def pfor(loop_fn: Any, iters: Any, *args: Any, **kwargs: Any) -> Any:
-        global _loops
-        before, _loops = _loops, False
-        try:
-            if before:
+        loops = _loops
+        with _next_body(False):
+            if loops:
                 return _looped(loop_fn, iters)
             with scope.dividing(None):
                 return stock(loop_fn, iters, *args, **kwargs)
-        finally:
-            _loops = before
 
     return pfor
 
 
 _loops = False  # whether the body of a Jacobian is next
+
+
+@contextlib.contextmanager
+def _next_body(loops: bool) -> Iterator[None]:
+    global _loops
+    before, _loops = _loops, loops
+    try:
+        yield
+    finally:
+        _loops = before
 
 
 def _looped(body: Any, count: Any) -> Any:
@@ -104,6 +109,8 @@ def _looped(body: Any, count: Any) -> Any:
     def given(index: Any) -> list[Any]:
         return [each for each in tf.nest.flatten(traced(index)) if each is not None]
 
+    if not specs:
+        return traced.structured_outputs
     results = iter(tf.map_fn(given, tf.range(count), fn_output_signature=specs))
     found = [next(results) if each else None for each in is_given]
     return tf.nest.pack_sequence_as(traced.structured_outputs, found)

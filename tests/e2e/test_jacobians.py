@@ -16,7 +16,9 @@ WIDTH = 3
 
 
 def _all(model: Any, x: Any, tape: Any, out: Any) -> Any:
-    return tape.jacobian(out, [x, model.trainable_variables[0], tf.constant(1.0, tf.float64)])
+    unconnected = tf.constant(1.0, tf.float64)
+    assert tape.jacobian(out, [unconnected]) == [None]
+    return tape.jacobian(out, [x, model.trainable_variables[0], unconnected])
 
 
 def _of_rows(model: Any, x: Any, tape: Any, out: Any) -> Any:
@@ -48,7 +50,7 @@ def _trained(taken: Any, nano: Any, step: Any, in_graph: bool) -> Any:
 
     def train_step(x: Any) -> Any:
         with tf.GradientTape() as outer:
-            with tf.GradientTape() as tape:
+            with tf.GradientTape(persistent=taken is _all) as tape:
                 tape.watch(x)
                 out = model(x)
             found = taken(model, x, tape, out)
