@@ -361,6 +361,7 @@ UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
 }
 
 
+@pytest.mark.skipif(not versions.is_keras_3(), reason="Keras 2 refuses empty data")
 def test_data_without_rows(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keras takes an empty dataset as validation data: under `nanotf run`, nanotf does so, too."""
     x, y = _floats(12, 4), np.arange(12) % 3
