@@ -380,6 +380,7 @@ class Pool:
         for worker in self.workers:
             worker.close()
         self._crew.close()
+        self._state_block = None  # a kept exception may keep this object
         if self.group is not None:
             self.group.close()
 

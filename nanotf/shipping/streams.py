@@ -492,6 +492,8 @@ class StreamWriter:
         self._thread.join(seconds)
         if self._block is not None:
             self._block.discard()
+        if not self._thread.is_alive():
+            self._block = None  # a kept exception may keep this object
 
     def reap(self) -> bool:
         """Frees the memory if the thread has ended; returns True if it has."""

@@ -300,8 +300,9 @@ NO_METRICS |= {"SparseTopKCategoricalAccuracy", "TopKCategoricalAccuracy"}  # no
 
 
 def installed(table: Mapping[str, Any], module: Any = L) -> dict[str, Any]:
-    """Returns the entries of a table that the installed Keras has."""
-    return {name: entry for name, entry in table.items() if hasattr(module, name)}
+    """Returns the entries of a table that the installed Keras has and can train."""
+    names = [name for name in table if hasattr(module, name) and name not in NO_LAYERS]
+    return {name: table[name] for name in names}
 
 
 def classes_in(module: Any, base: type) -> list[set[str]]:

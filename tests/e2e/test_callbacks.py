@@ -20,6 +20,9 @@ from nanotf.shipping import jobs
 
 L = tf.keras.layers
 FIT = {"batch_size": 50, "shuffle": False}
+# Errors that the program keeps, with the frames of the calls that raised them. `conftest` checks
+# that no shared memory of these calls stays open.
+KEPT: list[BaseException] = []
 
 
 @pytest.mark.both_generations
@@ -674,6 +677,7 @@ def test_callback_list_object() -> None:
 def test_exception_arrives_unchanged_with_the_model_as_the_callback_left_it(hook: str) -> None:
     x, y = three_digits(60)
     error = KeyError("from the callback", {"a": 1})
+    KEPT.append(error)
 
     def fail(self: Any, *_: Any, **__: Any) -> None:
         self.model.set_weights([np.full_like(w, 7) for w in self.model.get_weights()])
