@@ -40,7 +40,9 @@ def _moment() -> Any:
     if graph not in _moments:
         with tf.control_dependencies(None):
             # An integer: a region would trace gradients of a float that it takes from outside.
-            _moments[graph] = tf.cast(tf.timestamp(), tf.int64).name
+            # `Print` is stateful, returns its input, and prints it `first_n` times.
+            zero = tf.constant(0, tf.int64)
+            _moments[graph] = tf.raw_ops.Print(input=zero, data=[], first_n=0).name
     return graph.get_tensor_by_name(_moments[graph])
 
 

@@ -253,6 +253,15 @@ class Generation(Protocol):
     def check_validation(self, model: Any, validation_data: Any, validation_freq: Any) -> None:
         """Raises what `fit` would raise when it validates at the end of the first epoch."""
 
+    def keep_validation_data(self, model: Any, given: dict[str, Any], steps: int | None) -> None:
+        """Opens validation data as `fit` does before it calls `evaluate`, unless they are open.
+
+        Args:
+            model: a Keras model.
+            given: dict of x, y, sample_weight and batch_size.
+            steps: int or None, `validation_steps`.
+        """
+
     def split_for_validation(self, data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
         """Applies `validation_split`: returns both parts as `(x, y, sample_weight)`."""
 

@@ -27,7 +27,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `Model._assert_weights_created`, `Sequential._assert_weights_created` | parts that no step has called yet have no variables |
 | `Layer._called` | differs after the first call |
 | `Model._assert_compile_was_called` | raises if `compile` was not called |
-| `Model._should_eval` | checks `validation_freq` |
+| `Model._should_eval` | checks `validation_freq`, and tells if an epoch is validated |
 """
 
 from __future__ import annotations
@@ -416,6 +416,10 @@ def check_compiled(model: Any, method: str) -> None:
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
     if validation_data:
         model._should_eval(0, validation_freq)
+
+
+def keep_validation_data(model: Any, given: dict[str, Any], steps: int | None) -> None:
+    """Changes nothing: Keras 2's `evaluate` opens them where `fit` has not."""
 
 
 def batches_looked_at() -> int:

@@ -24,9 +24,9 @@ Versions seen: 3.10-3.15.
 | `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, iterated as they are |
 | `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer`; `data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
-| `Model._eval_epoch_iterator` | stays in a model after `fit` |
+| `Model._eval_epoch_iterator`, `backend.tensorflow.trainer.TFEpochIterator` | `fit` keeps the validation data in it; stays in a model after a `fit` that raised |
 | `Model._assert_compile_called` | raises if `compile` was not called |
-| `Model._should_eval` | checks `validation_freq` |
+| `Model._should_eval` | checks `validation_freq`, and tells if an epoch is validated |
 """
 
 from __future__ import annotations
@@ -341,6 +341,17 @@ def check_compiled(model: Any, method: str) -> None:
 
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
     model._should_eval(0, validation_freq)
+
+
+def keep_validation_data(model: Any, given: dict[str, Any], steps: int | None) -> None:
+    if getattr(model, "_eval_epoch_iterator", None) is None:
+        model._eval_epoch_iterator = source_module("backend.tensorflow.trainer").TFEpochIterator(
+            **given,
+            distribute_strategy=model.distribute_strategy,
+            steps_per_execution=model.steps_per_execution,
+            steps_per_epoch=steps,
+            shuffle=False,
+        )
 
 
 def batches_looked_at() -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,6 +58,19 @@ from nanotf.compat.versions import require_tensorflow
 def model_class() -> Any:
     """Returns Keras's `Model`, even while `tf.keras.Model` is nanotf's."""
     return source_module(generation().MODEL).Model
+
+
+def keras_method(model: Any, name: str) -> Any:
+    """Returns Keras's own method of a model, bound, even if the user's class overrides it."""
+    return types.MethodType(getattr(model_class(), name), model)
+
+
+def overrides(model: Any, name: str) -> bool:
+    """Returns True if the user replaced a method of Keras's, in a class or in the model itself."""
+    classes = type(model).__mro__
+    owner = next((cls for cls in classes if name in vars(cls)), None)
+    is_stock = is_keras_own(owner) or (owner and owner.__module__.split(".")[0] == "nanotf")
+    return name in vars(model) or not is_stock
 
 
 def sequential_class() -> Any:
@@ -431,6 +445,32 @@ def step_function(model: Any, step: str) -> Any:
     """
     getattr(model, f"make_{step}_function")()
     return getattr(model, f"{step}_function")
+
+
+def is_validated(model: Any, epoch: int | None, validation_freq: Any) -> bool:
+    """Returns True if `fit` evaluates the model after an epoch, counted from 0."""
+    return bool(model._should_eval(epoch, validation_freq))
+
+
+def validate(model: Any, data: Any, batch_size: Any, steps: Any, callbacks: Any) -> Any:
+    """Calls a model's own `evaluate` as Keras's `fit` calls it at the end of an epoch.
+
+    Args:
+        model: a Keras model.
+        data: tuple of x, y and sample weights, of `validation_data`.
+        batch_size: int or None.
+        steps: int or None, `validation_steps`.
+        callbacks: a `CallbackList`.
+
+    Returns:
+        What `evaluate` returns, a dict of str to float.
+    """
+    x, y, sample_weight = data
+    given = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    generation().keep_validation_data(model, given, steps)
+    return model.evaluate(
+        **given, steps=steps, callbacks=callbacks, return_dict=True, _use_cached_eval_dataset=True
+    )
 
 
 def forget_validation_data(model: Any) -> None:

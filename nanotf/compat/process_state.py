@@ -6,6 +6,10 @@ A variable that TensorFlow reads at its import has no effect any more, as in the
 
 `ROWS` is the list; each row is read in the user's process and written in the worker. What a `@nano`
 function changes travels back the same way.
+
+| private name | versions | why |
+| --- | --- | --- |
+| `tensorflow.python.framework.config.is_op_determinism_enabled`, `disable_op_determinism` | 2.14-2.21 | `enable_op_determinism` is public, and no name that tells whether it was called |
 """
 
 from __future__ import annotations
@@ -102,6 +106,18 @@ def _keras() -> Any:
     return require_tensorflow().keras
 
 
+def _is_deterministic() -> bool:
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
+def _set_deterministic(wanted: bool) -> None:
+    from tensorflow.python.framework import config
+
+    (config.enable_op_determinism if wanted else config.disable_op_determinism)()
+
+
 def _of_backend(name: str) -> Row:
     """Returns the row of a setting of `tf.keras.backend`, `floatx()` and `set_floatx()` for one."""
     return Row(
@@ -140,6 +156,7 @@ ROWS = (
         lambda value: keras_names.set_run_limits(*value),
         traced=True,
     ),
+    Row("deterministic operations", _is_deterministic, _set_deterministic, traced=True),
     Row(
         "eager functions",
         lambda: require_tensorflow().config.functions_run_eagerly(),

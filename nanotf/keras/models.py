@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextvars
 import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nanotf.compat import keras_names
@@ -30,11 +32,42 @@ def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
     return None if given.pop("kwargs", None) else given
 
 
-class Accelerated:
-    """The methods that nanotf adds to a Keras model. Mixed in before the Keras class."""
+# By method: nanotf's arguments of the call of a class's own method, for the method beneath it.
+_passed: contextvars.ContextVar[Mapping[str, Mapping[str, Any]]] = contextvars.ContextVar(
+    "passed", default=types.MappingProxyType({})
+)
 
-    train_function: Any
-    test_function: Any
+
+def _taking_ours(name: str, own: Any) -> Any:
+    """Returns a class's own method that takes nanotf's arguments, too, and passes them beneath."""
+    signature = _joined_signature(vars(Accelerated)[name], own)
+    ours = signature.parameters.keys() - inspect.signature(own).parameters.keys()
+
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {each: kwargs.pop(each) for each in ours & kwargs.keys()}
+        token = _passed.set({**_passed.get(), name: given})
+        try:
+            return own(self, *args, **kwargs)
+        finally:
+            _passed.reset(token)
+
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
+
+
+def _taking_passed(ours: Any) -> Any:
+    """Decorates a method of `Accelerated`, which gets what `_taking_ours` passes."""
+
+    @functools.wraps(ours)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(self, *args, **{**_passed.get().get(ours.__name__, {}), **kwargs})
+
+    return method
+
+
+class Copied:
+    """Pickling and copying of a nanotf model, mixed in before all other classes."""
 
     def __reduce__(self) -> Any:
         reduced: Any = super().__reduce__()
@@ -55,6 +88,18 @@ class Accelerated:
         rebuild, arguments = self.__reduce__()
         return rebuild(*arguments)
 
+
+class Accelerated:
+    """The methods that nanotf adds to a Keras model.
+
+    Mixed in between the user's classes and Keras's: a user's `fit` runs as in one process, and
+    calls this one as `super().fit`.
+    """
+
+    train_function: Any
+    test_function: Any
+
+    @_taking_passed
     def fit(
         self,
         *args: Any,
@@ -205,6 +250,7 @@ class Accelerated:
         number = auto.choose(self, given, *place)
         return number, auto_settings.choose(self, given, tune, number, *place) if tune else ()
 
+    @_taking_passed
     def evaluate(
         self,
         *args: Any,
@@ -248,6 +294,7 @@ class Accelerated:
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
 
+    @_taking_passed
     def predict(
         self,
         *args: Any,
@@ -322,18 +369,6 @@ for _name in _EXTENDED:
     _ours.__doc__ = "\n\n".join(filter(None, _texts))
 
 
-def _extending(name: str, keras_method: Any) -> Any:
-    """Returns a method of `Accelerated` with the signature of a class's own method in it."""
-    ours = vars(Accelerated)[name]
-
-    @functools.wraps(ours)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(self, *args, **kwargs)
-
-    method.__signature__ = _joined_signature(ours, keras_method)  # type: ignore[attr-defined]
-    return method
-
-
 # Keras's classes by the nanotf classes that have taken their public names; see `patching`.
 in_place_of: dict[type, type] = {}
 
@@ -357,7 +392,7 @@ class Kind(abc.ABCMeta):
         return cls in in_place_of and issubclass(subclass, in_place_of[cls])
 
 
-class Model(Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
+class Model(Copied, Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
     """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras.
@@ -408,16 +443,26 @@ def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 @functools.cache
-def _accelerated_class(cls: type) -> type:
-    methods = {
-        name: _extending(name, getattr(cls, name))
-        for name in _EXTENDED
-        if getattr(cls, name) is not getattr(_KerasModel, name)
-    }
-    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__, **methods})
-    made._nanotf_original = cls  # type: ignore[attr-defined]
+def _metaclass(stock: Any) -> Any:
+    """Returns a metaclass whose classes have `Accelerated` right before Keras's own bases."""
+
+    def mro(cls: Any) -> Any:
+        order = [base for base in stock.mro(cls) if base is not Accelerated]
+        place = next(place for place, base in enumerate(order) if keras_names.is_keras_own(base))
+        return [*order[:place], Accelerated, *order[place:]]
+
+    return type(stock.__name__, (stock,), {"mro": mro})
+
+
+@functools.cache
+def _accelerated_class(cls: Any) -> type:
+    body = {"__module__": cls.__module__, "__init__": cls.__init__, "_nanotf_original": cls}
+    for name in _EXTENDED:
+        if getattr(cls, name) is not getattr(_KerasModel, name):
+            body[name] = _taking_ours(name, getattr(cls, name))
+    stock: Any = type(cls)
+    made: type = _metaclass(stock)(cls.__name__, (Copied, Accelerated, cls), body)
     keras_names.save_as(made, cls)
-    made.__init__ = cls.__init__  # type: ignore[misc]
     return made
 
 

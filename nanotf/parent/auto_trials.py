@@ -347,7 +347,7 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
             """Trains; returns seconds per execution, ignoring the first of several."""
             steps = executions * each if most is None else min(executions * each, most)
             stopwatch.begin()
-            copy.fit(
+            keras_names.keras_method(copy, "fit")(
                 x,
                 a.y,
                 batch_size=a.batch_size,

@@ -13,7 +13,7 @@ from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent import calls, rejections, resumable, traced
+from nanotf.parent import calls, defaults, rejections, resumable, traced
 from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
 from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_arguments import FitArguments
@@ -143,6 +143,9 @@ class FitCall(ModelCall):
         self.callbacks = ParentCallbacks(
             a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
         )
+        if self.data.own_validation is not None:
+            self.callbacks.look_at_model = True
+            keras_names.forget_validation_data(self.model)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
         self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
@@ -295,6 +298,10 @@ class FitCall(ModelCall):
             return messages.Proceed(self.number, store=True)
         self._bring_home(first)
         logs = first.logs
+        if first.hook == "on_epoch_end" and first.state:
+            logs = {**(logs or {}), **self._own_validation(first.index)}
+            recorded = self.callbacks.recorded()
+            self.epoch_end = Unrecorded(self.turn, first.index, logs, recorded)
         if first.hook == "on_test_begin":
             self._begin_validation(logs)
             logs = None
@@ -325,9 +332,6 @@ class FitCall(ModelCall):
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
-            if first.hook == "on_epoch_end":
-                recorded = self.callbacks.recorded()
-                self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
             self.turn += 1  # from here on the epoch is complete, see `fail`
             if first.attributes:
                 keras_names.set_plain_attributes(self.model, first.attributes)
@@ -340,6 +344,17 @@ class FitCall(ModelCall):
             self.loaded = self.turn
         if look or at_end:
             self.metrics.load(jobs.METRICS)
+
+    def _own_validation(self, epoch: int | None) -> dict[str, Any]:
+        """Calls the model's own `evaluate` on the validation data, as Keras's `fit` does."""
+        data, a = self.data.own_validation, self.arguments
+        if data is None or not keras_names.is_validated(self.model, epoch, a.validation_freq):
+            return {}
+        batch_size = a.validation_batch_size or a.batch_size
+        with defaults.no_default():
+            steps, callbacks = a.validation_steps, self.callbacks.list
+            logs = keras_names.validate(self.model, data, batch_size, steps, callbacks)
+        return {f"val_{name}": value for name, value in logs.items()}
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
         """Returns the callbacks' changes, which the workers then apply."""
@@ -438,6 +453,7 @@ class FitCall(ModelCall):
         del self.metrics
 
     def end(self, results: list[Any]) -> Any:
+        keras_names.forget_validation_data(self.model)
         if results:
             self.traced.runs_python = results[0]
         return self.model.history

@@ -42,6 +42,8 @@ class FitData:
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
         validation: same, or None.
+        own_validation: validation's x, y and sample weights if the model has its own `evaluate`,
+            which this process calls; else None.
         steps: int or None, batches per epoch, if known.
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
         streams: list of the data that the parent reads, by stream number.
@@ -80,6 +82,7 @@ class FitData:
         self.validation: Input | None = None
         self.validation_specs: Any = None
         self.validation_steps: int | None = None
+        self.own_validation: Any = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
         read_ahead.reopen(a.x, a.validation_data)
         data, validation = (a.x, a.y, a.sample_weight), None
@@ -91,7 +94,9 @@ class FitData:
             self._open_pass(*data)
             return
         self._open_training(*data)
-        if validation is not None:
+        if validation is not None and keras_names.overrides(model, "evaluate"):
+            self.own_validation = validation
+        elif validation is not None:
             self._open_validation(*validation)
 
     def _open_pass(self, x: Any, y: Any, sample_weight: Any) -> None:

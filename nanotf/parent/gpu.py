@@ -85,8 +85,9 @@ def fit(
     arguments |= {"callbacks": [relay], "verbose": 0}
     read_ahead.reopen(*arguments.values())
     # The copy of a model of Keras 2 has not noted its strategy.
+    keras_fit = keras_names.keras_method(replica, "fit")
     with defaults.no_default(), strategy.scope():
-        model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
+        model.history.nanotf = one_process.fit(keras_fit, (), arguments).nanotf
     return model.history
 
 

@@ -320,7 +320,7 @@ class FitRun(_ModelRun):
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
         sigterm = leaving_sigterm_to_parent() if job.pauses else contextlib.nullcontext()
         with at_end, sigterm, self._dividing():
-            self.model.fit(
+            keras_names.keras_method(self.model, "fit")(
                 self._dataset(train),
                 epochs=job.epochs,
                 initial_epoch=job.initial_epoch,
@@ -474,7 +474,7 @@ class EvaluateRun(_ModelRun):
         replica.leave_unreset(self.model, job.unreset)
         at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
         with at_end, self._dividing():
-            logs = self.model.evaluate(
+            logs = keras_names.keras_method(self.model, "evaluate")(
                 self._dataset(job.data),
                 steps=job.steps,
                 callbacks=self._callbacks(),
@@ -503,7 +503,7 @@ class PredictRun(_ModelRun):
         self.writer = outputs.OutputWriter(self._send_outputs)
         with replica.outputs_to(self.model, self.writer.take), self._dividing():
             try:
-                self.model.predict(
+                keras_names.keras_method(self.model, "predict")(
                     self._dataset(job.data),
                     steps=job.steps,
                     callbacks=self._callbacks(),

@@ -44,6 +44,7 @@ CHANGES: dict[str, Callable[[pathlib.Path], Any]] = {
     "image data format": lambda f: tf.keras.backend.set_image_data_format("channels_first"),
     "dtype policy": lambda folder: POLICIES.set_global_policy("mixed_bfloat16"),
     "limits of a run": lambda folder: _limit(),
+    "deterministic operations": lambda f: tf.config.experimental.enable_op_determinism(),
     "eager functions": lambda folder: tf.config.run_functions_eagerly(True),
 }
 
