@@ -137,7 +137,7 @@ def test_own_methods(name: str, float64: None) -> None:
 )
 @pytest.mark.every_case
 def test_validation_by_an_own_evaluate(arguments: dict[str, Any], float64: None) -> None:
-    """`fit` calls it in this process, and goes on with what it left in the model."""
+    """`fit` calls it in this process, and continues with what it left in the model."""
     if "validation_data" in arguments:
         dataset = tf.data.Dataset.from_tensor_slices(data()).batch(9)
         arguments = {"validation_data": dataset, "validation_steps": 3}
