@@ -298,8 +298,8 @@ class FitCall(ModelCall):
             return messages.Proceed(self.number, store=True)
         self._bring_home(first)
         logs = first.logs
-        if first.hook == "on_epoch_end" and first.state:
-            logs = {**(logs or {}), **self._own_validation(first.index)}
+        if self._validates_here(first):
+            logs = {**(logs or {}), **self._own_validation()}
             recorded = self.callbacks.recorded()
             self.epoch_end = Unrecorded(self.turn, first.index, logs, recorded)
         if first.hook == "on_test_begin":
@@ -332,6 +332,11 @@ class FitCall(ModelCall):
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
+            if first.hook == "on_epoch_end":
+                recorded = self.callbacks.recorded()
+                ended = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
+                # As in Keras, an epoch whose validation raises is not recorded.
+                self.epoch_end = None if self._validates_here(first) else ended
             self.turn += 1  # from here on the epoch is complete, see `fail`
             if first.attributes:
                 keras_names.set_plain_attributes(self.model, first.attributes)
@@ -345,11 +350,15 @@ class FitCall(ModelCall):
         if look or at_end:
             self.metrics.load(jobs.METRICS)
 
-    def _own_validation(self, epoch: int | None) -> dict[str, Any]:
+    def _validates_here(self, first: messages.Waiting) -> bool:
+        """Returns True if this process validates the epoch that has ended."""
+        if first.hook != "on_epoch_end" or self.data.own_validation is None:
+            return False
+        return keras_names.is_validated(self.model, first.index, self.arguments.validation_freq)
+
+    def _own_validation(self) -> dict[str, Any]:
         """Calls the model's own `evaluate` on the validation data, as Keras's `fit` does."""
         data, a = self.data.own_validation, self.arguments
-        if data is None or not keras_names.is_validated(self.model, epoch, a.validation_freq):
-            return {}
         batch_size = a.validation_batch_size or a.batch_size
         with defaults.no_default():
             steps, callbacks = a.validation_steps, self.callbacks.list
