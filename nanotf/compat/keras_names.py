@@ -65,12 +65,20 @@ def keras_method(model: Any, name: str) -> Any:
     return types.MethodType(getattr(model_class(), name), model)
 
 
+def is_overridden(cls: type, name: str) -> bool:
+    """Returns True if a class, or one that it derives from, replaces a method of Keras's models.
+
+    nanotf's own classes only add to the methods of `fit`, `evaluate` and `predict`.
+    """
+    ours = __name__.partition(".")[0]
+    owners = (base for base in cls.__mro__ if name in vars(base))
+    owner = next(base for base in owners if base.__module__.partition(".")[0] != ours)
+    return not is_keras_own(owner)
+
+
 def overrides(model: Any, name: str) -> bool:
     """Returns True if the user replaced a method of Keras's, in a class or in the model itself."""
-    classes = type(model).__mro__
-    owner = next((cls for cls in classes if name in vars(cls)), None)
-    is_stock = is_keras_own(owner) or (owner and owner.__module__.split(".")[0] == "nanotf")
-    return name in vars(model) or not is_stock
+    return name in vars(model) or is_overridden(type(model), name)
 
 
 def sequential_class() -> Any:
@@ -416,9 +424,7 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
 
 def makes_steps_one_by_one(model: Any) -> bool:
     """Returns True if no user code runs between Keras's loop and a step in a graph."""
-    makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
-    ours = __name__.partition(".")[0]
-    own = [c for c in makers if not (is_keras_own(c) or c.__module__.partition(".")[0] == ours)]
+    own = overrides(model, "make_train_function")
     return not (own or model.run_eagerly) and bool(generation().makes_one_step(model))
 
 

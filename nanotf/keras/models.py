@@ -32,10 +32,10 @@ def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
     return None if given.pop("kwargs", None) else given
 
 
-# By method: nanotf's arguments of the call of a class's own method, for the method beneath it.
-_passed: contextvars.ContextVar[Mapping[str, Mapping[str, Any]]] = contextvars.ContextVar(
-    "passed", default=types.MappingProxyType({})
-)
+# By a model's id and the method: nanotf's arguments of the call of a class's own method, for the
+# method beneath it. The user's code may call other models meanwhile.
+_passed: contextvars.ContextVar[Mapping[tuple[int, str], Mapping[str, Any]]]
+_passed = contextvars.ContextVar("passed", default=types.MappingProxyType({}))
 
 
 def _taking_ours(name: str, own: Any) -> Any:
@@ -46,7 +46,7 @@ def _taking_ours(name: str, own: Any) -> Any:
     @functools.wraps(own)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {each: kwargs.pop(each) for each in ours & kwargs.keys()}
-        token = _passed.set({**_passed.get(), name: given})
+        token = _passed.set({**_passed.get(), (id(self), name): given})
         try:
             return own(self, *args, **kwargs)
         finally:
@@ -61,7 +61,8 @@ def _taking_passed(ours: Any) -> Any:
 
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(self, *args, **{**_passed.get().get(ours.__name__, {}), **kwargs})
+        passed = _passed.get().get((id(self), ours.__name__), {})
+        return ours(self, *args, **{**passed, **kwargs})
 
     return method
 
@@ -204,15 +205,13 @@ class Accelerated:
         with (
             auto_settings.applied(self, settings),
             readers.attached(reads, self, call, beside, max_restarts) as read,
+            iterators.letting_go(self),
         ):
 
             def alone(args: Any, kwargs: Any, by_name: Any) -> Any:
-                try:
-                    if resume is None or by_name is None:
-                        return one_process.fit(keras_fit, args, kwargs, hint)
-                    return fit_here.fit(self, keras_fit, by_name, hint, resume)
-                finally:
-                    iterators.let_go(self.train_function, self.test_function)
+                if resume is None or by_name is None:
+                    return one_process.fit(keras_fit, args, kwargs, hint)
+                return fit_here.fit(self, keras_fit, by_name, hint, resume)
 
             if not with_workers:
                 history = alone(read.args, read.kwargs, read.given)
@@ -458,7 +457,7 @@ def _metaclass(stock: Any) -> Any:
 def _accelerated_class(cls: Any) -> type:
     body = {"__module__": cls.__module__, "__init__": cls.__init__, "_nanotf_original": cls}
     for name in _EXTENDED:
-        if getattr(cls, name) is not getattr(_KerasModel, name):
+        if keras_names.is_overridden(cls, name):
             body[name] = _taking_ours(name, getattr(cls, name))
     stock: Any = type(cls)
     made: type = _metaclass(stock)(cls.__name__, (Copied, Accelerated, cls), body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -93,10 +94,12 @@ class FitCall(ModelCall):
     def _refuse_weights_and_validation(self) -> None:
         model, data, a = self.model, self.data, self.arguments
         rejections.refuse_weights(model, data.keras_specs(data.train), "fit")
-        if data.validation_specs is None:
+        if data.validation_specs is None and data.own_validation is None:
             return
         given = True if a.validation_data is None else a.validation_data
         generation().check_validation(model, given, a.validation_freq)
+        if data.validation_specs is None:
+            return
         rejections.refuse_data(model, data.validation_specs, "evaluate")
         rejections.refuse_weights(model, data.keras_specs(data.validation), "evaluate")
 
@@ -299,9 +302,10 @@ class FitCall(ModelCall):
         self._bring_home(first)
         logs = first.logs
         if self._validates_here(first):
+            # As in Keras, an epoch whose validation raises is not recorded.
+            ended, self.epoch_end = self.epoch_end, None
             logs = {**(logs or {}), **self._own_validation()}
-            recorded = self.callbacks.recorded()
-            self.epoch_end = Unrecorded(self.turn, first.index, logs, recorded)
+            self.epoch_end = ended and dataclasses.replace(ended, logs=logs)
         if first.hook == "on_test_begin":
             self._begin_validation(logs)
             logs = None
@@ -334,9 +338,7 @@ class FitCall(ModelCall):
         if first.state:
             if first.hook == "on_epoch_end":
                 recorded = self.callbacks.recorded()
-                ended = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
-                # As in Keras, an epoch whose validation raises is not recorded.
-                self.epoch_end = None if self._validates_here(first) else ended
+                self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
             self.turn += 1  # from here on the epoch is complete, see `fail`
             if first.attributes:
                 keras_names.set_plain_attributes(self.model, first.attributes)

@@ -85,9 +85,11 @@ def _data(call: FitCall) -> dict[str, Any]:
     else:
         train, steps = inputs.passes_for(call.model, data.train, data.steps_per_epoch)
         found = {"x": dataset(train), "steps_per_epoch": steps}
-    if isinstance(data.validation, streams.StreamInput):  # each pass over them starts over
-        a = call.arguments
-        found |= {"validation_data": a.validation_data, "validation_steps": a.validation_steps}
+    is_read = isinstance(data.validation, streams.StreamInput)  # each pass over them starts over
+    if is_read or data.own_validation is not None:
+        a, own = call.arguments, data.own_validation
+        found["validation_data"] = a.validation_data if own is None else own
+        found["validation_steps"] = a.validation_steps
         found["validation_batch_size"] = a.validation_batch_size or a.batch_size
     elif data.validation is not None:
         source, steps = inputs.passes_for(call.model, data.validation, data.validation_steps)

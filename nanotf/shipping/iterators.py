@@ -9,8 +9,9 @@ not hold the GIL).
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -55,3 +56,12 @@ def let_go(*steps: Any) -> None:
         release = getattr(step, "_nanotf_held", None)
         if release is not None:
             release()
+
+
+@contextlib.contextmanager
+def letting_go(model: Any) -> Iterator[None]:
+    """Drops, at the end of this context, the iterators that a model's step functions still hold."""
+    try:
+        yield
+    finally:
+        let_go(getattr(model, "train_function", None), getattr(model, "test_function", None))

@@ -18,6 +18,7 @@ from nanotf.region import scope
 from nanotf.region.likeness import Likeness
 from nanotf.shipping import (
     inputs,
+    iterators,
     jobs,
     outputs,
     passed_steps,
@@ -153,7 +154,8 @@ class _ModelRun:
         warned: Any = contextlib.nullcontext()
         if not job.quiet:
             warned = output.warning_parent(session, self.number, replica.is_in_step)
-        with prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
+        held = iterators.letting_go(self.model)  # by the functions of a class of nanotf's
+        with held, prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
             yield
         self.parts = self.kept.ledger.parts
 

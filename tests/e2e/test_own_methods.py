@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,32 @@ def test_validation_by_an_own_evaluate(arguments: dict[str, Any], float64: None)
     assert_same_state(models[1], models[0])
 
 
+@pytest.mark.parametrize("workers", [{}, {"num_processes": 2}], ids=["alone", "workers"])
+@pytest.mark.every_case
+def test_validation_of_a_resumable_fit(
+    workers: dict[str, int], float64: None, tmp_path: pathlib.Path
+) -> None:
+    """`resume` prepares the data itself, and must not leave the own validation out."""
+    histories = []
+    for more in ({}, {"resume": tmp_path, **workers}):
+        model = compiled(OwnEvaluation)
+        model.drop.rate = 0.0  # Keras 2's dropout has no state that a checkpoint can hold
+        x, y = data()
+        fit = {**FIT, "shuffle": False, "validation_split": 0.3}
+        histories.append(model.fit(x, y, **fit, **more).history)
+    assert "val_calls" in histories[0]
+    assert_same_history(histories[1], histories[0])
+
+
+def test_a_wrong_frequency_is_refused_before_the_workers_begin() -> None:
+    model = compiled(OwnEvaluation)
+    on_data(model, num_processes=2)
+    workers = nanotf.worker_pids()
+    with pytest.raises(ValueError, match="validation_freq"):
+        on_data(model, validation_split=0.3, validation_freq="often", num_processes=2)
+    assert nanotf.worker_pids() == workers
+
+
 def test_a_validation_that_raises(float64: None) -> None:
     class Raising(Plain):
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +220,21 @@ def test_a_class_from_before_the_patch(float64: None, monkeypatch: pytest.Monkey
         assert history.nanotf.size == 2
         assert_same_history(history.history, alone)
         assert_same_state(model, expected)
+
+
+class Stacked(Library):
+    """Trains another model first."""
+
+    def fit(self, pairs: Any, *, times: int) -> Any:
+        self.before = on_data(compiled(Plain))
+        return super().fit(pairs, times=times)
+
+
+def test_arguments_reach_the_model_that_they_were_given_to(float64: None) -> None:
+    """`Stacked.fit` does not take `num_processes`; nanotf passes it beneath, and nowhere else."""
+    model = nanotf.accelerate(compiled(Stacked))
+    history = model.fit(data(), times=1, num_processes=2)
+    assert (model.before.nanotf.size, history.nanotf.size) == (1, 2)
 
 
 # Keras calls them while it traces a step, which a worker does once and Keras up to three times.
