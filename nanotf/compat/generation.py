@@ -253,6 +253,12 @@ class Generation(Protocol):
     def check_validation(self, model: Any, validation_data: Any, validation_freq: Any) -> None:
         """Raises what `fit` would raise when it validates at the end of the first epoch."""
 
+    def untraced_hidden(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Hides a step function that was not traced from callbacks, in this context.
+
+        Keras 2's `TensorBoard` writes the graph of the function that it finds.
+        """
+
     def keep_validation_data(self, model: Any, given: dict[str, Any], steps: int | None) -> None:
         """Opens validation data as `fit` does before it calls `evaluate`, unless they are open.
 

@@ -6,6 +6,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | --- | --- |
 | `Model._is_compiled` | tells if `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | step counters, which the progress bar reads |
+| `Model.train_tf_function`, its `_concrete_variable_creation_fn` | see `untraced_hidden` |
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | builds metrics before the first step |
 | `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | state keyed by identity or left by the last call, see `restore_identities` |
@@ -416,6 +417,19 @@ def check_compiled(model: Any, method: str) -> None:
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
     if validation_data:
         model._should_eval(0, validation_freq)
+
+
+@contextlib.contextmanager
+def untraced_hidden(model: Any) -> Iterator[None]:
+    function = model.train_tf_function
+    if hasattr(function, "_concrete_variable_creation_fn"):
+        yield
+        return
+    model.train_tf_function = None
+    try:
+        yield
+    finally:
+        model.train_tf_function = function
 
 
 def keep_validation_data(model: Any, given: dict[str, Any], steps: int | None) -> None:

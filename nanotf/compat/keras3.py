@@ -343,6 +343,10 @@ def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> 
     model._should_eval(0, validation_freq)
 
 
+def untraced_hidden(model: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 def keep_validation_data(model: Any, given: dict[str, Any], steps: int | None) -> None:
     if getattr(model, "_eval_epoch_iterator", None) is None:
         model._eval_epoch_iterator = source_module("backend.tensorflow.trainer").TFEpochIterator(

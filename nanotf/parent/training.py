@@ -91,7 +91,7 @@ def fit(
         return finished(call)
     if plan is None:
         return gpu.fit(call, given, num_processes, gpu.devices())
-    with call.watching():
+    with call.watching(), generation().untraced_hidden(model):
         return _run(call, plan, transport)
 
 
