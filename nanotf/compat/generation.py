@@ -32,7 +32,6 @@ class Generation(Protocol):
             over the data and cuts an epoch short if the data run out. Otherwise it keeps one
             iterator, and training ends when that does.
         KNOWS_ROWS_OF_BATCHES: bool, whether specs of array batches include the number of rows.
-        EXCLUDED_KEYS: type, container of the keys of variables without weight decay.
     """
 
     MODEL: str
@@ -46,7 +45,6 @@ class Generation(Protocol):
     PREDICTS_LISTS_OF_BATCHES: bool
     EACH_PASS_HAS_AN_ITERATOR: bool
     KNOWS_ROWS_OF_BATCHES: bool
-    EXCLUDED_KEYS: Callable[[Any], Any]
 
     # ------------------------------------------------------------------------ variables
     def variable_classes(self) -> tuple[Any, ...]:
@@ -88,17 +86,8 @@ class Generation(Protocol):
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         """Returns a Keras object's attributes without those that are valid only in this process."""
 
-    def operation_config(self, obj: Any) -> dict[str, Any] | None:
-        """Returns the config of a layer that is a TensorFlow operation, None for other layers."""
-
     def restore_identities(self, objects: Sequence[Any]) -> None:
         """Fixes state keyed by objects' identities, after the objects came from another process."""
-
-    def cast_by(self, variable: Any) -> Any:
-        """Returns the `tf.Variable` that a variable casts, None if it has its own values."""
-
-    def casting(self, variable: Any) -> Any:
-        """Returns a variable that casts another variable's values."""
 
     # --------------------------------------------------------------------------- models
     def global_policy(self) -> Any:
@@ -187,36 +176,25 @@ class Generation(Protocol):
         """
 
     # ----------------------------------------------------------------------- optimizers
-    def plain_optimizers(self) -> list[Any]:
-        """Returns new optimizers, one of each kind."""
-
     def state_beside(self, optimizer: Any) -> list[Any]:
         """Returns the `tf.Variable`s of an optimizer that its `variables` may omit."""
 
     def places_by_key(self, optimizer: Any) -> dict[Any, int]:
         """Returns, by `_var_key`, the index of each variable that an optimizer has slots for."""
 
-    def built_with(self, optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-        """Returns the variables, in order, that an optimizer's slots were made for.
-
-        Args:
-            optimizer: an optimizer that wraps no other.
-            candidates: sequence of `tf.Variable` that includes them.
-        """
-
     def make_variable(self, value: Any, name: str) -> Any:
         """Returns a trainable variable that optimizers accept."""
 
-    def build_for(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Makes an optimizer's slots for variables."""
-
-    def apply_through(self, optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    def apply_through(
+        self, optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], None]
+    ) -> None:
         """Makes an optimizer hand gradients to a function instead of summing and applying them.
 
         Args:
             optimizer: the model's optimizer, in a worker.
+            twin: another optimizer, which applies them.
             apply: function that takes `update`, the list of gradients and the list of variables.
-                `update` is the stock function; it takes lists of summed gradients and variables.
+                `update` is the twin's; it takes lists of summed gradients and variables.
         """
 
     # ------------------------------------------------------------------------ callbacks

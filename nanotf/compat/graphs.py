@@ -173,6 +173,13 @@ def new_graph(name: str) -> Any:
     return func_graph.FuncGraph(name)
 
 
+def elsewhere(dtype: Any, shape: Any) -> Any:
+    """Returns a tensor of a graph that nothing runs, in place of another process's tensor."""
+    tf = require_tensorflow()
+    with tf.__internal__.FuncGraph("elsewhere").as_default():
+        return tf.compat.v1.placeholder(dtype, shape)
+
+
 def captured(graph: Any) -> list[tuple[Any, Any]]:
     """Returns pairs of a tensor from outside a graph of `new_graph` and its placeholder inside."""
     return list(graph.captures)

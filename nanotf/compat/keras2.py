@@ -10,7 +10,6 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | builds metrics before the first step |
 | `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | state keyed by identity or left by the last call, see `restore_identities` |
-| `autocast_variable.AutoCastVariable._variable`, `create_autocast_variable` | mixed-precision variables that cast other variables |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
 | `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | the variables that an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
@@ -70,7 +69,6 @@ PASSES_CAN_BE_STOPPED = False
 PREDICTS_LISTS_OF_BATCHES = False
 EACH_PASS_HAS_AN_ITERATOR = False
 KNOWS_ROWS_OF_BATCHES = False
-EXCLUDED_KEYS: Callable[[Any], Any] = list
 
 
 # -------------------------------------------------------------------------------- variables
@@ -154,15 +152,7 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     # Reference counts by identity, and a metric's last result.
     for name in ("_obj_reference_counts_dict", "_call_result"):
         found.pop(name, None)
-    if operation_config(obj) is not None:  # its `__init__` makes both
-        found = {name: v for name, v in found.items() if name not in ("call", "function")}
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
-
-
-def operation_config(obj: Any) -> dict[str, Any] | None:
-    is_operation = type(obj).__module__ == source_module("layers.core.tf_op_layer").__name__
-    config: dict[str, Any] | None = obj.get_config() if is_operation else None
-    return config
 
 
 def restore_identities(objects: Sequence[Any]) -> None:
@@ -180,15 +170,6 @@ def restore_identities(objects: Sequence[Any]) -> None:
     for obj in objects:
         if hasattr(obj, "_tensor_usage_count"):
             obj._compute_tensor_usage_count()
-
-
-def cast_by(variable: Any) -> Any:
-    cast = source_module("mixed_precision.autocast_variable").AutoCastVariable
-    return variable._variable if isinstance(variable, cast) else None
-
-
-def casting(variable: Any) -> Any:
-    return source_module("mixed_precision.autocast_variable").create_autocast_variable(variable)
 
 
 def global_policy() -> Any:
@@ -317,12 +298,6 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------- optimizers
-def plain_optimizers() -> list[Any]:
-    optimizers = require_tensorflow().keras.optimizers
-    kinds = [optimizers.SGD, *([optimizers.legacy.SGD] if hasattr(optimizers, "legacy") else [])]
-    return [kind(name="nanotf") for kind in kinds]  # else the names of later ones get other numbers
-
-
 def state_beside(optimizer: Any) -> list[Any]:
     hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
     scale = getattr(optimizer, "_loss_scale", None)  # of a LossScaleOptimizer
@@ -345,29 +320,12 @@ def places_by_key(optimizer: Any) -> dict[Any, int]:
     return places
 
 
-def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    # A casting variable, which the model has, takes precedence over the variable that it casts.
-    by_key = {getattr(v, "_unique_id", None): v for v in reversed(candidates)}
-    legacy = hasattr(optimizer, "_create_all_weights")
-    keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
-    return [by_key.get(key) for key in keys]
-
-
 def make_variable(value: Any, name: str) -> Any:
     return require_tensorflow().Variable(value, name=name)
 
 
-def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
-        optimizer._create_all_weights(variables)
-    else:
-        with require_tensorflow().name_scope(optimizer.name):
-            optimizer.build(variables)
-
-
-def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
-    stock = optimizer.apply_gradients
+def apply_through(optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    stock = twin.apply_gradients
 
     def update(grads: Any, variables: Any) -> None:
         pairs = zip(grads, variables, strict=True)

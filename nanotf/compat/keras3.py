@@ -67,7 +67,6 @@ PASSES_CAN_BE_STOPPED = True
 PREDICTS_LISTS_OF_BATCHES = True
 EACH_PASS_HAS_AN_ITERATOR = True
 KNOWS_ROWS_OF_BATCHES = True
-EXCLUDED_KEYS: Callable[[Any], Any] = set
 
 
 # -------------------------------------------------------------------------------- variables
@@ -145,10 +144,6 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def operation_config(obj: Any) -> dict[str, Any] | None:
-    return None
-
-
 def restore_identities(objects: Sequence[Any]) -> None:
     for obj in objects:
         if isinstance(obj, _tracker_class()):
@@ -164,14 +159,6 @@ def restore_identities(objects: Sequence[Any]) -> None:
 
 def _tracker_class() -> Any:
     return source_module("utils.tracking").Tracker
-
-
-def cast_by(variable: Any) -> Any:
-    return None
-
-
-def casting(variable: Any) -> Any:
-    raise NotImplementedError
 
 
 def global_policy() -> Any:
@@ -277,10 +264,6 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------- optimizers
-def plain_optimizers() -> list[Any]:
-    return [require_tensorflow().keras.optimizers.SGD(name="nanotf")]  # else a later one is `sgd_1`
-
-
 def state_beside(optimizer: Any) -> list[Any]:
     return []
 
@@ -294,20 +277,12 @@ def places_by_key(optimizer: Any) -> dict[Any, int]:
     return places
 
 
-def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    return [tf_variable(v) for v in optimizer._trainable_variables or ()]
-
-
 def make_variable(value: Any, name: str) -> Any:
     return require_tensorflow().keras.Variable(value, name=name)
 
 
-def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
-    optimizer.build(variables)
-
-
-def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
-    stock = optimizer.apply
+def apply_through(optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    stock = twin.apply
 
     def apply_all(grads: Any, trainable_variables: Any = None) -> Any:
         apply(stock, list(grads), list(trainable_variables))

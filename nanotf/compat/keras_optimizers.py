@@ -6,16 +6,15 @@ Covers their variables and slots, and how they are built.
 | --- | --- | --- |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
 | `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
-| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | the config omits the arguments of `exclude_from_weight_decay` |
+| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names` | both / 3 / 2 | see `updates_elements_apart` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
-| `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |
+| `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `unbuilt_twin` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.optimizers.SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -96,6 +95,14 @@ def with_inner(optimizers: Sequence[Any]) -> list[Any]:
     return found
 
 
+def own_parts(optimizer: Any) -> list[Any]:
+    """Returns the objects that Keras has made for an optimizer alone, besides its variables."""
+    kinds = (require_tensorflow().Variable, *generation().variable_classes())
+    shared = (*kinds, *optimizer_classes())
+    found = vars(optimizer).values()
+    return [v for v in found if keras_names.is_keras_own(type(v)) and not isinstance(v, shared)]
+
+
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     """Returns an optimizer's lists of slots, by attribute: one slot per variable it was built for.
 
@@ -113,74 +120,29 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     }
 
 
-# --------------------------------------------------------------------------- how they are made
+def unbuilt_twin(optimizer: Any) -> Any:
+    """Returns an optimizer of one of Keras's own classes like another, and not built.
+
+    Both have the same step count and learning rate.
+    """
+    given = vars(optimizer)["_learning_rate"]
+    vars(optimizer)["_learning_rate"] = 0.0  # a schedule of the user's need not have a config
+    try:
+        config = optimizer.get_config()
+    finally:
+        vars(optimizer)["_learning_rate"] = given
+    twin = type(optimizer).from_config(config)
+    for name in ("_learning_rate", "_iterations"):
+        vars(twin)[name] = vars(optimizer)[name]
+    return twin
+
+
 def schedule_of(optimizer: Any) -> Any:
     """Returns the `LearningRateSchedule` of an optimizer, or None."""
     schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
     hypers = vars(optimizer).get("_hyper", {})  # of tf.keras.optimizers.legacy
     found = vars(optimizer).get("_learning_rate", hypers.get("learning_rate"))
     return found if isinstance(found, schedule) else None
-
-
-def rate_of(optimizer: Any) -> Any:
-    """Returns the learning rate of an optimizer: a schedule or a number."""
-    schedule = schedule_of(optimizer)
-    return float(optimizer.learning_rate) if schedule is None else schedule
-
-
-@functools.cache
-def own_attributes() -> frozenset[str]:
-    """Returns the names of private attributes that Keras itself keeps in every optimizer.
-
-    Public attributes are arguments of `__init__` and change what the optimizer does.
-    """
-    made = generation().plain_optimizers()
-    names = {name for optimizer in made for name in vars(optimizer) if name.startswith("_")}
-    return frozenset({*names, _EXCLUDED, *_EXCLUDED_NAMES})
-
-
-def is_own_attribute(optimizer: Any, name: str) -> bool:
-    """Returns True if an attribute of an optimizer is Keras's own, see `own_attributes`.
-
-    Keras 2's legacy optimizers exclude no variables, so there the attribute is a subclass's.
-    """
-    return name in own_attributes() and (name != _EXCLUDED or _keeps_keys(optimizer))
-
-
-def _keeps_keys(optimizer: Any) -> bool:
-    return hasattr(optimizer, "_var_key")
-
-
-def excluded_by_name(optimizer: Any) -> dict[str, Any]:
-    """Returns the attributes that exclude variables from weight decay by name."""
-    found = {name: vars(optimizer).get(name) for name in _EXCLUDED_NAMES}
-    return {name: value for name, value in found.items() if value}
-
-
-def excludes_variables(optimizer: Any) -> bool:
-    """Returns True if an optimizer was told to exclude given variables from weight decay."""
-    return bool(vars(optimizer).get(_EXCLUDED)) and _keeps_keys(optimizer)
-
-
-def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the indices of variables that an optimizer excludes from weight decay.
-
-    Args:
-        optimizer: an optimizer.
-        variables: sequence of `tf.Variable`.
-    """
-    excluded = vars(optimizer).get(_EXCLUDED) or ()
-    if not excluded:
-        return ()
-    keys = [optimizer._var_key(variable) for variable in variables]
-    return tuple(place for place, key in enumerate(keys) if key in excluded)
-
-
-def exclude_places(optimizer: Any, variables: Sequence[Any], places: Sequence[int]) -> None:
-    """Excludes the variables at `excluded_places` from weight decay."""
-    if places:
-        keys = [optimizer._var_key(variables[place]) for place in places]
-        setattr(optimizer, _EXCLUDED, generation().EXCLUDED_KEYS(keys))
 
 
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
@@ -311,16 +273,3 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
     first, second = optimizer._momentums[place], optimizer._velocities[place]
     here = keras_names.variable_here
     return here(first), here(second), None if maxima is None else here(maxima)
-
-
-def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    """Returns the variables, in order, that an optimizer's slots were made for; none if unbuilt.
-
-    Args:
-        optimizer: an optimizer.
-        candidates: sequence of `tf.Variable` that includes them.
-
-    Returns:
-        A list of `tf.Variable`. With Keras 2, None replaces a variable not in `candidates`.
-    """
-    return generation().built_with(getattr(optimizer, "inner_optimizer", optimizer), candidates)

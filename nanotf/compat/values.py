@@ -1,18 +1,82 @@
-"""Values of variables, read and written by one operation each.
+"""Variables: the values, read and written by one operation each, and what else they consist of.
 
 `tf.Variable.read_value` and `assign` open name scopes, copy handles and run further operations. For
 the hundreds of variables of a large model, that takes longer than copying the values at an epoch's
 end.
+
+| private name | versions seen | why |
+| --- | --- | --- |
+| `resource_variable_ops.UninitializedVariable`, `BaseResourceVariable._handle`, its `_parent_trackable` | 2.14-2.21 | a variable without a value takes no memory |
+| the attributes in `_OF_PROCESS` | 2.14-2.21 | they are valid only in the process that made the variable |
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
+
+# The value's place, and what TensorFlow keeps of graphs and reads.
+_OF_PROCESS = frozenset(
+    {
+        "_cached_shape_as_list",
+        "_cached_value",
+        "_graph_element",
+        "_graph_key",
+        "_handle",
+        "_initial_value",
+        "_initializer_op",
+        "_is_initialized_op",
+        "_variable_read",
+    }
+)
+
+
+def behind(variable: Any) -> Any:
+    """Returns the `tf.Variable` whose value a variable has: itself, or one that it wraps.
+
+    Keras 2's casting variables, and the quantized variables of libraries, wrap others.
+    """
+    kinds = require_tensorflow().Variable, require_tensorflow().distribute.DistributedValues
+    while "_handle" not in vars(variable) and not isinstance(variable, kinds[1]):
+        inner = next((v for v in vars(variable).values() if isinstance(v, kinds[0])), None)
+        if inner is None:
+            break
+        variable = inner
+    return variable
+
+
+def without_value(cls: Any, shape: Any, dtype: str) -> Any:
+    """Returns a variable of a class, with a place for a value and no value."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    made = resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
+    variable = object.__new__(cls)
+    vars(variable).update(vars(made))
+    variable.handle._parent_trackable = weakref.ref(variable)
+    return variable
+
+
+def class_of(variable: Any) -> Any:
+    """Returns the class of a variable, or of its replicas, made under a strategy."""
+    own = isinstance(variable, require_tensorflow().distribute.DistributedValues)
+    return type(variable._values[0] if own else variable)
+
+
+def attributes(variable: Any) -> dict[str, Any]:
+    """Returns a variable's attributes without those that are valid only in this process."""
+    if isinstance(variable, require_tensorflow().distribute.DistributedValues):
+        variable = variable._values[0]
+    return {name: v for name, v in vars(variable).items() if name not in _OF_PROCESS}
+
+
+def identity(variable: Any) -> dict[str, Any]:
+    """Returns the attributes by which optimizers and others know a variable."""
+    return {"_unique_id": variable._unique_id}
 
 
 def read(variable: Any) -> Any:

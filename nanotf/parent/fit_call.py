@@ -24,7 +24,7 @@ from nanotf.parent.moments import Moment, read_all
 from nanotf.parent.passes import Resume
 from nanotf.parent.resume import Resumption
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.shipping import jobs, optimizers
+from nanotf.shipping import jobs
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -238,7 +238,6 @@ class FitCall(ModelCall):
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             shards=self._shards(),
-            optimizers=optimizers.built_optimizers(self.numbered),
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,

@@ -29,7 +29,6 @@ from nanotf.errors import (
     DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    ShippingError,
     WorkerDied,
     WorkerError,
     WorkerStuck,
@@ -50,7 +49,6 @@ from nanotf.shipping import (
     jobs,
     mutables,
     objects,
-    optimizers,
     programs,
     streams,
     summaries,
@@ -207,8 +205,6 @@ class _LoopCall(calls.Call):
         if any(map(keras_names.computes_in_bfloat16, self.manifest.numbered)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.shipment, self.packer = self.manifest.ship()
-        self.optimizers = optimizers.built_optimizers(self.manifest.numbered)
-        self._check_optimizers()
         self.variables = objects.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
         # Complete passes over each source: when the last save began, and by path of a checkpoint.
@@ -225,16 +221,6 @@ class _LoopCall(calls.Call):
                     "Data must be readable again after a restart. Received: "
                     f"max_restarts={self.max_restarts}, and {self.name} refers to data of kind "
                     f"{source.data.kind!r}, which can be read only once. Pass a tf.data.Dataset."
-                )
-
-    def _check_optimizers(self) -> None:
-        for number, variables in self.optimizers.items():
-            if variables is None:
-                optimizer = self.manifest.numbered[number]
-                raise ShippingError(
-                    "An optimizer is sent to the workers with the variables it was built with. "
-                    f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
-                    "does not refer to. Pass the model that they belong to."
                 )
 
     # ------------------------------------------------------------------------------ the job
@@ -293,7 +279,6 @@ class _LoopCall(calls.Call):
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
             layout=self.layout,
-            optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
             terminal=jobs.Terminal.capture(),
@@ -413,7 +398,12 @@ class _LoopCall(calls.Call):
             "object": manifest.numbered,
             "mutable": manifest.shipped,
         }
+        (optimizers,), grown = load_result(message.grown, block, known)
+        for number, attributes in optimizers.items():
+            vars(manifest.numbered[number]).update(attributes)
+        known["grown"] = grown
         (value, changed, compiled), made = load_result(message.value, block, known)
+        made = [*grown, *made]
         self.build([*manifest.numbered, *made], found, compiled)
         seeded = Chance.capture().tensorflow is not None
         (ended.chance if seeded else ended.chance._replace(tensorflow=None)).restore()
@@ -430,6 +420,8 @@ class _LoopCall(calls.Call):
         process_state.adopt(results[0].changes)
         if compiled or found.layers or any(number < manifest.held for number in changed):
             manifest.forget()
+        elif optimizers:
+            manifest.grow(grown)
         return value
 
     def build_layers(self, found: built.Built) -> list[Any]:

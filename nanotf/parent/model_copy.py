@@ -6,7 +6,7 @@ from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap, optimizers
+from nanotf.shipping import heap
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 
@@ -18,7 +18,6 @@ def copy_of(call: Any) -> Side:
         call: `model_call.ModelCall`.
     """
     copy, numbered = heap.load_model(call.traced.heap)
-    optimizers.build_optimizers(numbered, optimizers.built_optimizers(call.numbered))
     if keras_names.builds_optimizer_for_all(call.model):
         keras_optimizers.build_optimizer(copy)
     return copy, [numbered[number] for number in call.captured]

@@ -167,7 +167,7 @@ class ShardedUpdate:
 
     Args:
         strategy: `strategy.WorkerStrategy` with a group.
-        optimizer: the model's optimizer, not built yet.
+        optimizer: the model's optimizer. Another like it keeps the slots of the parts.
         trainable: list of the model's trainable variables.
         shards: `OptimizerShards`.
 
@@ -183,7 +183,7 @@ class ShardedUpdate:
     ) -> None:
         tf = require_tensorflow()
         self.strategy = strategy
-        self.optimizer = optimizer
+        self.optimizer = keras_optimizers.unbuilt_twin(optimizer)
         self.shards = shards
         dense = [keras_names.tf_variable(v) for v in shards.dense.of(trainable)]
         self.bounds = strategy.part_of(sum(int(v.shape.num_elements()) for v in dense))
@@ -195,8 +195,13 @@ class ShardedUpdate:
         self.alike = [] if shards.refresh else [*dense, *tables]
         # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
         self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
-        optimizer.build([self.part, *(t.part for t in self._tables), *self._whole(trainable)])
-        generation().apply_through(optimizer, self._apply)
+        divided = [self.part, *(table.part for table in self._tables)]
+        self.optimizer.build([*divided, *self._whole(trainable)])
+        self._slots = keras_optimizers.optimizer_slots(self.optimizer)
+        whole = keras_optimizers.optimizer_slots(optimizer)
+        for name, slots in self._slots.items():
+            vars(self.optimizer)[name] = slots[: len(divided)] + self._whole(whole[name])
+        generation().apply_through(optimizer, self.optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
         """The variables that hold parts, as arguments of `shipping.state.Part`.
@@ -206,7 +211,7 @@ class ShardedUpdate:
             that it is a part of; its bounds; whether no other variable in this process holds its
             elements.
         """
-        slots = keras_optimizers.optimizer_slots(self.optimizer)
+        slots = self._slots
         dense, tables = self.shards.dense, self.shards.tables
         found = [(self.part, dense.places, self.bounds, False)]
         found += [(slots[name][0], places, self.bounds, True) for name, places in dense.slots]
@@ -289,8 +294,7 @@ class ShardedUpdate:
             return []
         flags = [tf.fill(v.shape, gone) for gone, v in zip(absent, locals_, strict=True)]
         mask = self._part_of(flags)
-        slots = keras_optimizers.optimizer_slots(self.optimizer)
-        own = [self.part, *(slots[name][0] for name, _ in self.shards.dense.slots)]
+        own = [self.part, *(self._slots[name][0] for name, _ in self.shards.dense.slots)]
         parts = [keras_names.tf_variable(v) for v in own]
         return [(variable, variable.read_value(), mask) for variable in parts]
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import handles, keras_names
+from nanotf.compat import handles, keras_names, values
 from nanotf.errors import ModelError
 from nanotf.region import rows
 from nanotf.region.rows import Exchange
@@ -22,7 +22,7 @@ def plain(variable: Any) -> Any:
     variable = keras_names.tf_variable(variable)
     if hasattr(variable, "_values"):
         variable = variable._values[0]
-    return getattr(variable, "_variable", variable)
+    return values.behind(variable)
 
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:

@@ -8,21 +8,19 @@ tells the receiver how to make it: a bare object, which gets its attributes late
 | object | is sent as |
 | --- | --- |
 | instance of a Keras class or a class derived from one | class and attributes |
-| `tf.Variable` | shape, type, name; its value separately (`state`) |
-| optimizer | class and configuration, not built (`optimizers`) |
-| variable of an optimizer | its index in the optimizer |
+| `tf.Variable` | class, shape, type and attributes; its value separately (`state`) |
 | writer of summaries | its number; the parent writes (`summaries`) |
 | `tf.train.Checkpoint` | class and the objects that it saves |
 | list, dict or set that tracks its items | items and attributes |
 | lookup table | its initializer, or its content |
 | lock, thread-local data, cache with weak keys | a new one |
 | `tf.distribute.Strategy` | the receiver's strategy |
-| symbolic tensor, resource, function that Keras has made for itself | None: useless elsewhere |
+| tensor of a graph | type and shape: a tensor of another graph, which cannot be computed either |
+| resource, function that Keras has made for itself | None: useless elsewhere |
 """
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import enum
 import functools
@@ -36,13 +34,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import containers, keras_names, keras_optimizers
+from nanotf.compat import containers, graphs, keras_names, keras_optimizers, values
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, objects, optimizers, pickling, summaries, user_modules
+from nanotf.shipping import classes, objects, pickling, summaries, user_modules
 
+VALUE = "_nanotf_value"  # among a variable's attributes, if its value comes with them
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 _ATOMS = frozenset({bool, int, float, str, bytes, type(None), types.CodeType})
 _BY_VALUE = (
@@ -72,71 +70,17 @@ def _is_numbered(cls: Any) -> bool:
     return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
 
 
-@functools.cache
-def _made_by_class(cls: Any) -> frozenset[str]:
-    """Returns the function attributes that a class creates for each object."""
-    made = vars(cls.__new__(cls))
-    return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
-
-
 # ---------------------------------------------------------------------- makers of bare objects
 @dataclasses.dataclass(frozen=True)
 class _VariableMaker:
-    """Maker of a `tf.Variable`."""
+    """Maker of a `tf.Variable` that has its own value."""
 
-    shape: tuple[int | None, ...]
+    cls: Any
+    shape: Any
     dtype: str
-    name: str
-    trainable: bool
-    synchronization: int
-    aggregation: int
-    constraint: Any
-
-    @classmethod
-    def of(cls, variable: Any) -> _VariableMaker:
-        return cls(
-            tuple(variable.shape),
-            variable.dtype.name,
-            variable.name.split(":")[0],
-            bool(variable.trainable),
-            variable.synchronization.value,
-            variable.aggregation.value,
-            variable.constraint,
-        )
 
     def make(self) -> Any:
-        tf = require_tensorflow()
-        return tf.Variable(
-            tf.zeros([d or 0 for d in self.shape], self.dtype),
-            shape=self.shape,
-            name=self.name,
-            trainable=self.trainable,
-            synchronization=tf.VariableSynchronization(self.synchronization),
-            aggregation=tf.VariableAggregation(self.aggregation),
-            constraint=self.constraint,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _CastMaker:
-    """Maker of a Keras 2 variable that casts another variable's values."""
-
-    variable: Any
-
-    def make(self) -> Any:
-        return generation().casting(self.variable)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfOptimizer:
-    """Finder of a variable that belongs to an optimizer."""
-
-    optimizer: Any
-    place: int
-
-    def make(self) -> Any:
-        _ = self.optimizer.iterations  # Keras 2's legacy optimizers make it on first access
-        return optimizers.variables_at_first(self.optimizer)[self.place]
+        return values.without_value(self.cls, self.shape, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,30 +91,13 @@ class _FunctionalMaker:
 
     def make(self) -> Any:
         keras_names.make_functional(self.cls)
-        return self.cls.__new__(self.cls)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OperationMaker:
-    """Maker of a layer that is a TensorFlow operation."""
-
-    cls: Any
-    config: dict[str, Any]
-
-    def make(self) -> Any:
-        return self.cls.from_config(self.config)
+        return pickling.bare(self.cls)
 
 
 def _maker(obj: Any) -> Any:
     """Returns the maker of a bare object: its class, or an object with `make()`."""
-    if isinstance(obj, keras_optimizers.optimizer_classes()):
-        return optimizers.Configured.of(obj)
-    if isinstance(obj, require_tensorflow().Variable):
-        inner = generation().cast_by(obj)
-        return _VariableMaker.of(obj) if inner is None else _CastMaker(inner)
-    config = generation().operation_config(obj)
-    if config is not None:
-        return _OperationMaker(type(obj), config)
+    if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
+        return _VariableMaker(values.class_of(obj), obj.shape, obj.dtype.name)
     is_functional = isinstance(obj, keras_names.functional_class())
     return _FunctionalMaker(type(obj)) if is_functional else type(obj)
 
@@ -179,18 +106,16 @@ def _travels(name: str) -> bool:
     return not name.startswith("_nanotf") or name == keras_names.DECLARED
 
 
-def _attributes(obj: Any) -> dict[str, Any]:
+def attributes_of(obj: Any) -> dict[str, Any]:
     """Returns an object's attributes, in an order that does not depend on when they were set."""
     tf = require_tensorflow()
-    if isinstance(obj, (tf.Variable, *keras_optimizers.optimizer_classes())):
-        return {}
     if isinstance(obj, tf.train.Checkpoint):
         return {name: value for name, value in vars(obj).items() if not name.startswith("_")}
     cls: Any = type(obj)
     if summaries.is_writer_class(cls):
         return {}
-    left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
-    found = {n: v for n, v in vars(obj).items() if n not in left_behind and _travels(n)}
+    found = values.attributes(obj) if isinstance(obj, tf.Variable) else vars(obj)
+    found = {name: value for name, value in found.items() if _travels(name)}
     found = generation().for_another_process(obj, containers.as_new(found))
     return dict(sorted(found.items()))
 
@@ -217,7 +142,6 @@ class Pickler(pickling.Pickler):
     ) -> None:
         super().__init__(file, buffer_callback)
         self.numbered: list[Any] = []
-        self.of_optimizers: Mapping[int, tuple[Any, int]] = {}  # see `optimizers.variables_by_id`
         self._ids: dict[int, Any] = dict(known or {})
         # Of an object whose class may refer to it, as in a method that names a global: the object
         # may be asked for before its class is complete, so each reference says how to make it.
@@ -241,14 +165,11 @@ class Pickler(pickling.Pickler):
         cls: Any = type(obj)
         if summaries.is_writer_class(cls):
             return summaries.WriterMaker(len(self.numbered))
-        if not _is_numbered(cls):
-            return None
-        place = self.of_optimizers.get(id(obj))
-        return _maker(obj) if place is None else _OfOptimizer(*place)
+        return _maker(obj) if _is_numbered(cls) else None
 
     def attributes(self, obj: Any) -> dict[str, Any]:
         """Returns the attributes to write, after everything that refers to the object."""
-        return {} if id(obj) in self.of_optimizers else _attributes(obj)
+        return attributes_of(obj)
 
     def dump_attributes(self) -> None:
         """Writes the attributes of all objects found so far, and of all reachable from them."""
@@ -299,14 +220,15 @@ def _replaced(obj: Any) -> Any:
         return tf.distribute.get_strategy, ()
     if isinstance(obj, tf.keras.optimizers.schedules.LearningRateSchedule):
         # Keras 3 would pickle it through a saved model, which loses local classes.
-        return copyreg.__newobj__, (cls,), vars(obj)  # type: ignore[attr-defined]
+        return pickling.bare, (cls,), vars(obj)
     if isinstance(obj, tf.Module) and cls.__reduce_ex__ is object.__reduce_ex__:
-        return copyreg.__newobj__, (cls,), containers.as_new(vars(obj))  # type: ignore[attr-defined]
+        return pickling.bare, (cls,), containers.as_new(vars(obj))
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
-    if hasattr(obj, "dtype") and not hasattr(obj, "assign") and tf.is_tensor(obj):
-        of_resource = obj.dtype in (tf.resource, tf.variant)
-        if of_resource or (isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy")):
+    if hasattr(obj, "dtype") and isinstance(obj, tf.Tensor):
+        if not hasattr(obj, "numpy"):
+            return graphs.elsewhere, (obj.dtype, obj.shape)
+        if obj.dtype in (tf.resource, tf.variant):
             return _none, ()
     if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):
         return _none, ()
@@ -314,21 +236,50 @@ def _replaced(obj: Any) -> Any:
 
 
 def _library_function(function: types.FunctionType) -> Any:
-    """Reduces a function of TensorFlow's or Keras's that needs more than a name.
+    """Reduces a function of an installed library that needs more than a name.
 
-    A function that is defined in another is made from its code and the receiver's module.
+    A function that its name does not lead to, as it is defined in another, is made from its code
+    and the receiver's module.
     """
     if (function.__module__ or "").startswith("tensorflow"):
         name = containers.public_name(function)
-        return None if name is None else (containers.by_public_name, (name,))
-    if keras_names.is_keras_own(function) and "<locals>" in function.__qualname__:
-        options = function.__name__, function.__defaults__, function.__closure__
-        return _local_function, (function.__module__, function.__code__, *options)
-    return None
+        if name is not None:
+            return containers.by_public_name, (name,)
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    if module is None or vars(module) is not function.__globals__:
+        return None
+    if user_modules.is_users(module) or _is_found(function):
+        return None
+    options = function.__name__, function.__defaults__, function.__closure__
+    made = module.__name__, function.__code__, *options
+    attributes = {**vars(function), **_named(function)}
+    return _local_function, made, attributes, None, None, _set_attributes
+
+
+def _is_found(function: types.FunctionType) -> bool:
+    """Returns True if a function's name leads to it."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def _named(function: types.FunctionType) -> dict[str, Any]:
+    found = {
+        "__module__": function.__module__,
+        "__qualname__": function.__qualname__,
+        "__kwdefaults__": function.__kwdefaults__,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _local_function(module: str, code: types.CodeType, *options: Any) -> types.FunctionType:
     return types.FunctionType(code, vars(importlib.import_module(module)), *options)
+
+
+def _set_attributes(function: types.FunctionType, attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(function, name, value)
 
 
 class Unpickler(pickle.Unpickler):
@@ -371,8 +322,7 @@ class Unpickler(pickle.Unpickler):
 
     def make(self, maker: Any) -> Any:
         """Makes a bare object from the result of `Pickler.maker`."""
-        cls: Any = maker
-        return cls.__new__(cls) if isinstance(maker, type) else maker.make()
+        return pickling.bare(maker) if isinstance(maker, type) else maker.make()
 
     def load_attributes(self) -> None:
         """Sets the attributes of all objects read so far, and of all reachable from them."""
@@ -383,11 +333,11 @@ class Unpickler(pickle.Unpickler):
             self._read += 1
             if isinstance(obj, tf.train.Checkpoint):
                 checkpoints.append((obj, attributes))
-            elif isinstance(obj, tf.Variable):
-                for value in attributes.values():
-                    obj.assign(value)
             else:
+                value = attributes.pop(VALUE, None)
                 vars(obj).update(attributes)
+                if value is not None:
+                    values.write(obj, value)
         generation().restore_identities(self.numbered[begin:])
         for checkpoint, attributes in checkpoints:
             checkpoint.__init__(**attributes)  # last, since it looks at what it saves
@@ -406,48 +356,21 @@ def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
     Raises:
         ShippingError: Something cannot be sent.
     """
-    of_optimizers: dict[int, tuple[Any, int]] = {}
-    while True:
-        file = io.BytesIO()
-        pickler = make(file)
-        pickler.of_optimizers = of_optimizers
-        pickling.dump(pickler, top)
-        pickler.dump_attributes()
-        of_optimizers = optimizers.variables_by_id(pickler.numbered)
-        if pickler.of_optimizers or not any(id(obj) in of_optimizers for obj in pickler.numbered):
-            break
-    _check_slots(pickler.numbered, of_optimizers)
-    pickling.dump(pickler, optimizers.excluded_from_decay(pickler.numbered))
+    file = io.BytesIO()
+    pickler = make(file)
+    pickling.dump(pickler, top)
+    pickler.dump_attributes()
     return file.getvalue(), pickler
 
 
-def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> None:
-    """Raises `ShippingError` if something refers to a variable of a built optimizer."""
-    slots = {
-        id(variable): optimizer
-        for optimizer in optimizers.among(numbered).values()
-        for variable in keras_optimizers.optimizer_variables(optimizer)
-        if id(variable) not in of_optimizers
-    }
-    for obj in numbered:
-        if id(obj) in slots:
-            raise ShippingError(
-                "Only an optimizer's step count and learning rate can be sent by themselves, since "
-                "workers rebuild the optimizer's other variables. Received: the variable "
-                f"{obj.name!r} of an optimizer of class {type(slots[id(obj)]).__name__}. Take it "
-                "from the optimizer's `variables` where it is used."
-            )
-
-
 def load(unpickler: Unpickler) -> Any:
-    """Undoes `dump`; variables have no values yet, and optimizers are not built.
+    """Undoes `dump`; variables have no values yet.
 
     Returns:
         The object that `dump` pickled.
     """
     top = unpickler.load()
     unpickler.load_attributes()
-    optimizers.exclude_from_decay(unpickler.numbered, unpickler.load())
     return top
 
 
@@ -468,10 +391,10 @@ class _ModelPickler(Pickler):
     def _take_module(self, obj: Any) -> None:
         """Makes a module with variables among its globals be sent by value."""
         module = sys.modules.get(obj.__module__ or "")
-        if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
+        if module is None or module.__name__ in self._seen:
             return
         self._seen.add(module.__name__)
-        if any(map(_is_variable, list(vars(module).values()))):
+        if user_modules.is_users(module) and any(map(_is_variable, list(vars(module).values()))):
             self._modules.take(module)
 
 
@@ -505,7 +428,7 @@ def load_model(data: bytes) -> tuple[Any, list[Any]]:
     """Makes the model that `dump_model` pickled. Its variables have no values yet.
 
     Returns:
-        A tuple of the model, its optimizers not built, and of the objects by number.
+        A tuple of the model and of the objects by number.
     """
     unpickler = Unpickler(io.BytesIO(data))
     return load(unpickler), unpickler.numbered

@@ -96,8 +96,6 @@ class FitJob(ModelJob):
         passed_steps: int, steps of that epoch that were complete before this job.
         passed_logs: dict of str to float or None, the logs of the last of them.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
-        optimizers: dict, the variables that the model's optimizers are built with; see
-            `shipping.optimizers.built_optimizers`.
         asks: frozenset of str, the batch hooks at which workers store their state without a
             request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
@@ -118,7 +116,6 @@ class FitJob(ModelJob):
     validation_steps: int | None
     validation_freq: Any
     shards: OptimizerShards | None
-    optimizers: dict[int, Any]
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
@@ -238,8 +235,6 @@ class LoopJob:
         array_block: int or None, the number of the job's block for the arrays of its pickles.
         data: tuple of `LoopData`, by number.
         layout: `StateLayout` of `shipping.objects.distinct_variables`.
-        optimizers: dict, the variables that the optimizers there are built with; see
-            `shipping.optimizers.built_optimizers`.
         state_block: int, the number of the job's block that holds the state.
         chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
@@ -250,7 +245,6 @@ class LoopJob:
     array_block: int | None
     data: tuple[LoopData, ...]
     layout: StateLayout
-    optimizers: dict[int, Any]
     state_block: int
     chance: Chance
     terminal: Terminal

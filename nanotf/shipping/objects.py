@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_names, keras_optimizers, values
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
@@ -70,8 +70,8 @@ def variables_of(holder: Any) -> list[Any]:
                 found = generation().model_variables(holder) + keras_names.metric_variables(holder)
         except ValueError:  # Keras 2, for a model that is not built
             return []
-    whole = ((v, generation().cast_by(v)) for v in found if hasattr(v, "assign"))
-    return [v for v in (v if inner is None else inner for v, inner in whole) if has_value(v)]
+    whole = (values.behind(variable) for variable in found if hasattr(variable, "assign"))
+    return [variable for variable in whole if has_value(variable)]
 
 
 def parts_of(layers: Iterable[Any]) -> list[Any]:
@@ -94,10 +94,8 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
     """
     tf = require_tensorflow()
     found = {id(obj): obj for obj in numbered if has_value(obj)}
-    # The variables of all other holders are numbered themselves.
-    apart = (tf.train.Checkpoint, *keras_optimizers.optimizer_classes())
-    for holder in numbered:
-        if isinstance(holder, apart):
+    for holder in numbered:  # the variables of all others are numbered themselves
+        if isinstance(holder, tf.train.Checkpoint):
             found.update({id(v): v for v in variables_of(holder)})
     return list(found.values())
 
@@ -112,4 +110,4 @@ def all_variables(numbered: Sequence[Any]) -> list[Any]:
 
 def has_value(obj: Any) -> bool:
     """Returns True if an object is a `tf.Variable` with its own numbers and a known shape."""
-    return keras_names.holds_numbers(obj) and generation().cast_by(obj) is None
+    return keras_names.holds_numbers(obj) and values.behind(obj) is obj

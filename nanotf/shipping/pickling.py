@@ -12,7 +12,9 @@ import __future__
 
 import ast
 import contextlib
+import copyreg
 import dataclasses
+import functools
 import inspect
 import io
 import linecache
@@ -35,6 +37,42 @@ from nanotf.shipping import classes, user_modules
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
     """Makes a `tf.function` from a `Pickler`'s description."""
     return functions.for_worker(python_function, options)
+
+
+@functools.cache
+def _builtin_new(cls: Any) -> Any:
+    """Returns the `__new__` that a class's own ones call at last."""
+    own = (vars(base).get("__new__") for base in cls.__mro__)
+    return next(new for new in own if isinstance(new, types.BuiltinFunctionType))
+
+
+def bare(cls: Any, *content: Any) -> Any:
+    """Makes an object of a class without the class's code: it has no attributes.
+
+    Args:
+        cls: type.
+        *content: of an immutable built-in class from which it is derived, such as a tuple's items.
+    """
+    return _builtin_new(cls)(cls, *content)
+
+
+def _as_bare(obj: Any) -> Any:
+    """Returns how pickle reduces an object, made without its class's code; else NotImplemented.
+
+    The class's `__new__` may take arguments that pickle does not know. A class with its own
+    `__getnewargs__` tells them.
+    """
+    cls: Any = type(obj)
+    plain = object.__reduce_ex__, object.__reduce__
+    if (cls.__reduce_ex__, cls.__reduce__) != plain or isinstance(obj, type):
+        return NotImplemented
+    names = ("__getnewargs__", "__getnewargs_ex__")
+    if any(isinstance(getattr(cls, name, None), types.FunctionType) for name in names):
+        return NotImplemented
+    if not isinstance(cls.__new__, types.FunctionType) or cls in copyreg.dispatch_table:
+        return NotImplemented
+    _, (_, *content), *rest = obj.__reduce_ex__(4)
+    return bare, (cls, *content), *rest
 
 
 def _empty_cell() -> types.CellType:
@@ -89,12 +127,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.CellType):
             # Unlike with cloudpickle, functions that share a variable still share it afterwards.
             return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
-        # `is_tensor` compares with protocols, which is slow: it comes last.
-        if hasattr(obj, "numpy") and not hasattr(obj, "assign") and self._tf.is_tensor(obj):
+        if hasattr(obj, "numpy") and isinstance(obj, self._tf.Tensor):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
             return rebuild_function, (obj.python_function, functions.options_of(obj))
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        return _as_bare(obj) if reduced is NotImplemented else reduced
 
     def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
         """Returns a tuple of the value of a closure's variable, empty if it has none."""

@@ -30,12 +30,12 @@ import inspect
 import io
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import classes, heap, mutables, objects, pickling, user_modules
+from nanotf.shipping import heap, mutables, objects, pickling, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -49,11 +49,27 @@ class Shipment:
         call: `Pickled`.
         key: bytes, equal for calls of the same code, whatever data it refers to, so that a
             `tf.function` keeps its graphs, as in one process.
+        grown: `Grown` or None, if an earlier call has added variables to the objects.
     """
 
     heap: bytes
     call: Pickled
     key: bytes
+    grown: Grown | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    """The call that a call continues, see `Manifest.grow`.
+
+    Args:
+        key: bytes, of its `Shipment`.
+        places: tuple of int, for each object of the heap, its place in that call's heap, followed
+            by the objects that came back from the workers.
+    """
+
+    key: bytes
+    places: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +170,10 @@ class _KeyPickler(_CallPickler):
         if mutables.is_instance(obj):
             attributes = _without_data(mutables.attributes_of(obj)) or {}
             return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
-        # A TensorFlow function goes by name.
-        by_value = isinstance(reduced, tuple) and len(reduced) > 2
-        if by_value and isinstance(obj, types.FunctionType):
-            state = reduced[2][1]
-            state["__globals__"] = _without_data(state["__globals__"])
+        state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+        # A library's function has the globals of the receiver's module.
+        if isinstance(state, tuple) and isinstance(obj, types.FunctionType):
+            state[1]["__globals__"] = _without_data(state[1]["__globals__"])
         return reduced
 
 
@@ -250,7 +265,7 @@ class Manifest:
     def _take_module(self, function: Any) -> None:
         function = user_modules.unwrapped(function)
         module = sys.modules.get(getattr(function, "__module__", None) or "")
-        if module is not None and classes.is_foreign(function):
+        if module is not None and user_modules.is_users(module):
             self._take(module)
 
     def _take(self, module: types.ModuleType) -> None:
@@ -302,7 +317,24 @@ class Manifest:
         for part in (self._heap, in_key.getvalue(), str(_changed[self._heap_key()]).encode()):
             key.update(hashlib.sha256(part).digest())
         pickled = Pickled(file.getvalue(), packer.places(0))
-        return Shipment(self._heap, pickled, key.digest()), packer
+        self._key = key.digest()
+        return Shipment(self._heap, pickled, self._key, _grown.get(self._key)), packer
+
+    def grow(self, made: Sequence[Any]) -> None:
+        """Lets workers use their objects in the next call, to which this one has added others.
+
+        An optimizer gets its variables in the first step. Without this, all functions of the next
+        call would be traced again.
+
+        Args:
+            made: sequence of objects that came back from the workers.
+        """
+        again = Manifest(self._function, self._call)
+        shipment, _ = again.ship()
+        place = {id(obj): at for at, obj in enumerate([*self.numbered, *made])}
+        if all(id(obj) in place for obj in again.numbered):
+            places = tuple(place[id(obj)] for obj in again.numbered)
+            _grown[shipment.key] = Grown(self._key, places)
 
     def forget(self) -> None:
         """Makes workers drop their kept objects, which no longer match the heap."""
@@ -313,6 +345,7 @@ class Manifest:
 
 
 _changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Manifest.forget`
+_grown: dict[bytes, Grown] = {}  # by key, see `Manifest.grow`
 
 
 # --------------------------------------------------------------------------- in a worker
@@ -341,8 +374,17 @@ class Program:
         unpickler = _HeapUnpickler(io.BytesIO(shipment.heap))
         unpickler.open_data = open_data
         heap.load(unpickler)
-        self.numbered = unpickler.numbered
-        self._held = mutables.held_by(self.numbered)
+        self._take(unpickler.numbered)
+
+    def _take(self, numbered: list[Any]) -> None:
+        self.numbered = numbered
+        self._held = mutables.held_by(numbered)
+        self.made: list[Any] = []  # objects of the last call that went to the parent
+
+    def grow(self, grown: Grown) -> None:
+        """Numbers the objects as the parent does after a call that has added some."""
+        objs = [*self.numbered, *self.made]
+        self._take([objs[place] for place in grown.places])
 
     def begin(self, pickled: Pickled, block: Block | None) -> None:
         """Begins a call.

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, values
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, ShippingError
 from nanotf.shipping import heap, objects, pickling
@@ -81,9 +81,9 @@ class Pickler(heap.Pickler):
         return super().maker(obj)
 
     def attributes(self, obj: Any) -> dict[str, Any]:
-        if not isinstance(obj, require_tensorflow().Variable):
-            return super().attributes(obj)
-        return {"value": _here(obj).numpy()} if objects.has_value(obj) else {}
+        found = super().attributes(obj)
+        has_value = isinstance(obj, require_tensorflow().Variable) and objects.has_value(obj)
+        return {**found, heap.VALUE: values.read(obj).numpy()} if has_value else found
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, require_tensorflow().distribute.DistributedValues):

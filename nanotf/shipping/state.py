@@ -61,10 +61,9 @@ class StateLayout:
         """The block's size in bytes."""
         return 2 * self.values_nbytes
 
-    def check(self, variables: Sequence[Any], places: Sequence[int]) -> None:
-        """Raises `ModelError` unless `variables` are those at `places`, by shapes and dtypes."""
-        entries = [self.variables[place] for place in places]
-        ours = [(e.value.shape, e.value.dtype) for e in entries]
+    def check(self, variables: Sequence[Any]) -> None:
+        """Raises `ModelError` unless `variables` are those of the layout, by shapes and dtypes."""
+        ours = [(e.value.shape, e.value.dtype) for e in self.variables]
         theirs = [
             (r.shape, r.dtype)
             for r in lay_out([_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables])[
@@ -79,7 +78,7 @@ class StateLayout:
             raise ModelError(
                 "A worker's copy of the model must have the variables of the original. Received: "
                 f"{len(theirs)} variables instead of {len(ours)}; the first that differs is "
-                f"number {differing}, {[e.name for e in entries[differing:][:1]]}. "
+                f"number {differing}, {[e.name for e in self.variables[differing:][:1]]}. "
                 "Make the model's get_config() (or the arguments of its __init__) complete."
             )
 
@@ -117,9 +116,8 @@ class State:
     Args:
         layout: `StateLayout`.
         block: `Block` of `layout.nbytes` bytes.
-        variables: sequence of `tf.Variable` in the layout's order, without those that this process
-            holds only in parts.
-        parts: sequence of `Part`.
+        variables: sequence of `tf.Variable` in the layout's order.
+        parts: sequence of `Part`; this process leaves out the variables that it holds only in them.
     """
 
     def __init__(
@@ -131,10 +129,10 @@ class State:
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
-        layout.check(variables, self.places)
+        layout.check(variables)
         self.layout = layout
         self.block = block
-        self.variables = list(variables)
+        self.variables = [variables[place] for place in self.places]
         self.parts = list(parts)
 
     def _start(self, turn: int) -> int:

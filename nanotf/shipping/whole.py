@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf.errors import ShippingError
-from nanotf.shipping import built, classes, heap, objects, optimizers, pickling, user_modules
+from nanotf.shipping import heap, objects, pickling, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.shipping.results import Pickler
 from nanotf.wire.blocks import Block
@@ -25,12 +25,9 @@ class Whole:
 
     Args:
         value: `Pickled`.
-        rest: `Pickled`, of a `built.Built` and `optimizers.excluded_from_decay`; None if nothing
-            in the object has variables.
     """
 
     value: Pickled
-    rest: Pickled | None
 
 
 class _Pickler(Pickler):
@@ -56,7 +53,7 @@ class _Pickler(Pickler):
 
     def _take_module_of(self, obj: Any) -> None:
         module = user_modules.module_of(obj)
-        if module is None or module in self._seen or not classes.is_foreign(obj):
+        if module is None or module in self._seen:
             return
         self._seen.add(module)
         if user_modules.root_in(module) is not None:
@@ -98,16 +95,7 @@ def _dump(obj: Any, packer: Packer, modules: user_modules.ModulesByValue) -> Who
     pickler = _Pickler(file, packer, modules)
     pickling.dump(pickler, obj)
     pickler.dump_attributes()
-    value = Pickled(file.getvalue(), packer.places(since))
-    if not pickler.numbered:
-        return Whole(value, None)
-    since, file = len(packer), io.BytesIO()
-    rest = (
-        built.describe(pickler.numbered, set(map(id, pickler.numbered))),
-        optimizers.excluded_from_decay(pickler.numbered),
-    )
-    pickling.dump(_Pickler(file, packer, modules), rest)
-    return Whole(value, Pickled(file.getvalue(), packer.places(since)))
+    return Whole(Pickled(file.getvalue(), packer.places(since)))
 
 
 def dump_named(parts: Mapping[str, Any], packer: Packer, by_value: Any = None) -> Whole:
@@ -138,20 +126,10 @@ def load(whole: Whole, block: Block | None, *, in_place: bool = False) -> Any:
         in_place: bool, default False. True makes the arrays read-only views of the block, which
             lives as long as they do; otherwise they are copies.
     """
-    value, numbered = _load(whole.value, block, in_place)
-    if whole.rest is not None:
-        (found, excluded), _ = _load(whole.rest, block, in_place)
-        built.build_layers(numbered, found)
-        built.fill(numbered, found)
-        optimizers.exclude_from_decay(numbered, excluded)
-    return value
-
-
-def _load(pickled: Pickled, block: Block | None, in_place: bool) -> tuple[Any, list[Any]]:
-    buffers: list[Any] = []
+    pickled, buffers = whole.value, list[Any]()
     if block is not None:
         buffers = [*(pickled.views(block) if in_place else pickled.arrays(block))]
     unpickler = heap.Unpickler(io.BytesIO(pickled.body), buffers)
     value = unpickler.load()
     unpickler.load_attributes()
-    return value, unpickler.numbered
+    return value

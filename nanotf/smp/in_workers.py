@@ -35,7 +35,6 @@ from nanotf.parent import joint_run
 from nanotf.parent.callback_states import attributes_of
 from nanotf.shipping import pickling
 from nanotf.shipping.objects import data_classes
-from nanotf.shipping.optimizers import Configured
 from nanotf.smp import config as configs
 from nanotf.smp import keras_checks, ranks, report, runtime
 from nanotf.smp.from_keras import KerasModel, file_call
@@ -180,7 +179,7 @@ class WorkersModel:
             "config": self._given,
             "model": self.original,
             "compiled": self._compiled,
-            "optimizer": Configured.of(self.optimizer),
+            "optimizer": self.optimizer,
             "state": dataclasses.replace(self._state, early=early),
             "method": method,
             "given": given,
@@ -265,7 +264,7 @@ def run_rank(
     config: Mapping[str, Any],
     model: Any,
     compiled: Mapping[str, Any],
-    optimizer: Configured,
+    optimizer: Any,
     state: Slots,
     method: str,
     given: Mapping[str, Any],
@@ -279,7 +278,7 @@ def run_rank(
         config: mapping, for `smp.init`.
         model: the whole model.
         compiled: mapping, arguments of `compile` without the optimizer.
-        optimizer: `Configured`.
+        optimizer: the optimizer of `compile`, not built.
         state: `Slots` of the whole model; empty before the first `fit`.
         method: str, "fit", "evaluate" or "predict".
         given: mapping, its arguments.
@@ -291,7 +290,7 @@ def run_rank(
     try:
         runtime.init(dict(config))
         part = KerasModel(model)
-        part.compile(optimizer=optimizer.make(), **compiled)
+        part.compile(optimizer=optimizer, **compiled)
         early = keras_optimizers.optimizer_variables(part.optimizer)
         if method == "fit":
             _fill(part, state, early)

@@ -471,12 +471,14 @@ class Returned(Message):
     Args:
         job: int.
         value: `shipping.packing.Pickled`.
+        grown: `shipping.packing.Pickled`, the attributes of optimizers that it built, by number.
         built: `shipping.packing.Pickled` of a `jobs.Built`.
         nbytes: int, the block's size in bytes.
     """
 
     job: int
     value: Any
+    grown: Any
     built: Any
     nbytes: int
 

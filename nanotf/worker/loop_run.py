@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import distribute, keras_names, process_state
+from nanotf.compat import distribute, keras_names, keras_optimizers, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
@@ -22,10 +22,10 @@ from nanotf.region.ledger import Ledger
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
     built,
+    heap,
     jobs,
     mutables,
     objects,
-    optimizers,
     packing,
     programs,
     state,
@@ -144,13 +144,8 @@ class _KeptProgram:
         self.run, self.likeness = run, Likeness(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
-            optimizers.build_optimizers(self.program.numbered, run.job.optimizers)
             self.program.begin(run.job.shipment.call, arrays)
         self.variables = objects.distinct_variables(self.program.numbered)
-
-    def fits(self, built: dict[int, Any]) -> bool:
-        """Returns True if the parent's optimizers are built with the same variables as these."""
-        return optimizers.built_optimizers(self.program.numbered).items() <= built.items()
 
     # The interface of `context.Loop`.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
@@ -276,9 +271,14 @@ class LoopRun:
         self.parts = kept.ledger.parts
         self.changes = stands.changes()
         with distribute.single_process():
+            packer = packing.Packer()
+            known = self._known(program, compilations)
+            grown = {"builds": self._grown(program)}
+            pickled, program.made = dump_result(grown, known, packer)
             if session.rank == 0:
                 self._send(
                     program,
+                    (packer, pickled, known),
                     {
                         "returns": value,
                         "leaves in an object of its caller's": before.changed(),
@@ -291,8 +291,11 @@ class LoopRun:
         """Returns the program of this call, reusing an earlier call's if it is the same."""
         job, kept = self.job, self.session.programs
         key = job.shipment.key, repr((job.data, process_state.trace_key()))
-        if key in kept and not kept[key].fits(job.optimizers):
-            del kept[key]  # the user has made a new optimizer
+        grown = job.shipment.grown
+        before = kept.pop((grown.key, key[1]), None) if grown and key not in kept else None
+        if before is not None:
+            before.program.grow(grown)
+            kept[key] = before
         if key not in kept:
             kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
@@ -352,30 +355,50 @@ class LoopRun:
                 found[number] = keras_names.compiled_attributes(obj)
         return found
 
+    def _grown(self, program: programs.Program) -> dict[int, Any]:
+        """Returns the attributes of optimizers that have new variables, by number."""
+        kinds = keras_optimizers.optimizer_classes()
+        return {
+            number: heap.attributes_of(obj)
+            for number, obj in enumerate(program.numbered)
+            if isinstance(obj, kinds) and self._has_new(obj)
+        }
+
     def _has_built(self, obj: Any) -> bool:
         return isinstance(obj, tf.keras.layers.Layer) and self._has_new(obj)
 
     def _has_new(self, holder: Any) -> bool:
         return any(id(variable) not in self.known for variable in objects.variables_of(holder))
 
-    def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
-        """Sends the parent the parts of the result, and a description of the built objects."""
-        packer = packing.Packer()
-        models_ = [program.numbered[number] for number in parts["compiles"]]
-        anew = {id(c) for model in models_ for c in keras_names.compile_containers(model)}
-        new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
-        known = {
-            "built": objects.parts_of(program.numbered[number] for number in new),
+    def _known(self, program: programs.Program, compilations: list[Any]) -> dict[str, Any]:
+        """Returns the objects that the parent has, or builds, see `results.Known`."""
+        models = [program.numbered[number] for number in self._compiled(program, compilations)]
+        anew = {id(c) for model in models for c in keras_names.compile_containers(model)}
+        for number in self._grown(program):
+            anew |= set(map(id, keras_optimizers.own_parts(program.numbered[number])))
+        return {
+            "built": objects.parts_of(filter(self._has_built, program.numbered)),
             "object": [None if id(obj) in anew else obj for obj in program.numbered],
             "mutable": program.mutables,
         }
-        pickled, made = dump_result(parts, known, packer)
+
+    def _send(
+        self,
+        program: programs.Program,
+        begun: tuple[packing.Packer, packing.Pickled, dict[str, Any]],
+        parts: dict[str, Any],
+    ) -> None:
+        """Sends the parent the parts of the result, and a description of the built objects."""
+        packer, grown, known = begun
+        pickled, made = dump_result(parts, {**known, "grown": program.made}, packer)
+        made = [*program.made, *made]
+        new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
         builds = self._built([*program.numbered, *made], made, new)
         pickled_built, _ = dump_result({"builds": builds}, {}, packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
-        message = messages.Returned(self.number, pickled, pickled_built, block.nbytes)
+        message = messages.Returned(self.number, pickled, grown, pickled_built, block.nbytes)
         self.session.channel.send(message, [block.fd])
         block.close_fd()
 

@@ -113,9 +113,7 @@ class _ModelRun:
         # Variables that this worker holds whole and, with a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
-        partial = {id(part.variable) for part in held}
-        variables = [v for v in variables_of(self.model) if id(v) not in partial]
-        variables += [kept.numbered[number] for number in job.captured]
+        variables = [*variables_of(self.model), *(kept.numbered[n] for n in job.captured)]
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         self._note_attributes()
@@ -292,7 +290,7 @@ class FitRun(_ModelRun):
         self._last_wait = ""
         self._take_model(
             keras_optimizers.training_variables,
-            built=job.optimizers,
+            trains=True,
             shards=job.shards,
         )
         self.ahead = self.kept.ahead

@@ -21,7 +21,7 @@ from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import heap, inputs, jobs, optimizers, pickling, streams
+from nanotf.shipping import heap, inputs, jobs, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -152,7 +152,7 @@ class Session:
         trace: int,
         specs: Any,
         metrics: bool = True,
-        built: dict[int, Any] | None = None,
+        trains: bool = False,
         shards: OptimizerShards | None = None,
     ) -> KeptModel:
         """Returns the model pickled by `heap.dump_model`, made now or by an earlier job.
@@ -163,7 +163,7 @@ class Session:
         state = repr((trace, process_state.trace_key()))
         key = hashlib.sha256(data + state.encode()).digest()
         kept = self._models.get(key)
-        if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
+        if kept is None or (trains and kept.has_optimizer and kept.shards != shards):
             model, numbered = heap.load_model(data)
             ahead = replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered, ahead)
@@ -171,9 +171,9 @@ class Session:
         while len(self._models) > MODELS_KEPT:
             self._drop_oldest()
         if metrics and not kept.has_metrics:
-            self._build_metrics(kept, specs, "test_step" if built is None else "train_step")
-        if built is not None and not kept.has_optimizer:
-            self._build_optimizers(kept, specs, built, shards)
+            self._build_metrics(kept, specs, "train_step" if trains else "test_step")
+        if trains and not kept.has_optimizer:
+            self._build_optimizers(kept, specs, shards)
         return kept
 
     def _drop_oldest(self) -> None:
@@ -194,17 +194,12 @@ class Session:
         kept.has_metrics = True
 
     def _build_optimizers(
-        self,
-        kept: KeptModel,
-        specs: Any,
-        built: dict[int, Any],
-        shards: OptimizerShards | None,
+        self, kept: KeptModel, specs: Any, shards: OptimizerShards | None
     ) -> None:
         model = kept.model
         if shards is not None:
             trainable = model.trainable_variables
             kept.update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
-        optimizers.build_optimizers(kept.numbered, built)
         keras_optimizers.build_optimizers(model, (specs, inputs.extent_spec()))
         kept.has_optimizer, kept.shards = True, shards
 

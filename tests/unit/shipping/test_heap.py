@@ -87,7 +87,8 @@ def test_attributes() -> None:
     assert copy.holds["lock"] is copy.holds["again"] is not lock
     assert not copy.holds["lock"].locked()
     assert copy.extra.numpy().tolist() == [1.0, 2.0]
-    assert copy.symbol is None
+    assert copy.symbol.shape == (8, 4) and copy.symbol.dtype == tf.float32
+    assert type(copy.symbol) is type(model.symbol)
     copy.factor.assign(5.0)
     assert float(model.factor) == 2.0
 
