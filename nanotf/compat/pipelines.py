@@ -5,11 +5,14 @@
 | `Dataset._variant_tensor` | 2.14-2.21 | input of `tf.raw_ops.DatasetToGraphV2` and similar ops |
 | `data.ops.dataset_ops._VariantDataset` | 2.14-2.21 | wraps the result of `tf.raw_ops.DatasetFromGraph` and similar ops |
 | `data.ops.dataset_ops.UnaryUnchangedStructureDataset`, `DatasetSpec` | 2.14-2.21 | base class of a dataset that is another's variant; its type as an argument of a `tf.function` |
+| `Dataset._inputs`, `_functions` | 2.14-2.21 | the variables that a dataset's functions read |
 | the resource type `SeedGenerator` in such a graph | 2.14-2.21 | state of a shuffle's random orders |
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +24,7 @@ VariantDataset: Any = dataset_ops._VariantDataset
 VariantOfAnother: Any = dataset_ops.UnaryUnchangedStructureDataset
 DatasetSpec: Any = dataset_ops.DatasetSpec
 
+_HANDLE, _RESULT = "VarHandleOp", "_Retval"  # types of operations
 _IGNORE_STATE, _FAIL_ON_STATE = 1, 2  # tf.data.experimental.ExternalStatePolicy
 
 
@@ -94,6 +98,91 @@ def copy_without_effects(dataset: Any) -> Any:
 def from_graph(graph: bytes, element_spec: Any) -> Any:
     """Returns the `tf.data.Dataset` of a graph that `to_graph` made."""
     return dataset_ops._VariantDataset(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A dataset for another process.
+
+    Args:
+        graph: bytes; equal for a dataset each time.
+        element_spec: nested structure of `tf.TypeSpec`.
+        variables: tuple of `tf.Variable`, those that its functions read, in the graph's order.
+    """
+
+    graph: bytes
+    element_spec: Any
+    variables: tuple[Any, ...]
+
+    def make(self) -> Any:
+        """Returns the `tf.data.Dataset`."""
+        if not self.variables:
+            return from_graph(self.graph, self.element_spec)
+        graph = tf.compat.v1.GraphDef.FromString(self.graph)
+        names = [node.name for node in graph.node if node.op == _HANDLE]
+        result = next(node.input[0] for node in graph.node if node.op == _RESULT)
+        kept = [node for node in graph.node if node.op != _RESULT]
+        graph.ClearField("node")
+        graph.node.extend(kept)
+
+        def imported(*resources: Any) -> Any:
+            given = {f"{name}:0": resource for name, resource in zip(names, resources, strict=True)}
+            outputs = [result if ":" in result else f"{result}:0"]
+            return tf.graph_util.import_graph_def(graph, given, outputs, name="")
+
+        specs = [tf.TensorSpec([], tf.resource)] * len(names)
+        function = tf.compat.v1.wrap_function(imported, specs)
+        (variant,) = function(*(variable.handle for variable in self.variables))
+        return dataset_ops._VariantDataset(variant, self.element_spec)
+
+
+def describe(dataset: Any) -> Description | None:
+    """Describes a dataset for another process; None if it runs Python or has a state of its own."""
+    try:
+        graph = definition_of(dataset)
+    except tf.errors.OpError:
+        return None
+    if any(node.op in RUN_PYTHON for node in nodes_of(graph)):
+        return None
+    variables = tuple(_variables_of(dataset))
+    handles = [node for node in graph.node if node.op == _HANDLE]
+    shapes = [(tf.TensorShape(n.attr["shape"].shape), n.attr["dtype"].type) for n in handles]
+    if shapes != [(v.shape, v.dtype.as_datatype_enum) for v in variables]:
+        return None
+    # TensorFlow writes the variables' values, too, and names that differ each time.
+    values = {n.name: n.input[1] for n in graph.node if n.op == "AssignVariableOp"}
+    dropped = {*values, *values.values()}
+    kept = [node for node in graph.node if node.name not in dropped]
+    names = {node.name: f"node{place}" for place, node in enumerate(kept)}
+    for node in kept:
+        node.name = names[node.name]
+        if node.op == _HANDLE:
+            node.attr["shared_name"].s = b""
+        inputs = [each for each in node.input if each.lstrip("^") not in dropped]
+        node.ClearField("input")
+        node.input.extend(_renamed(each, names) for each in inputs)
+    graph_of_kept = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
+    graph_of_kept.node.extend(kept)
+    written = graph_of_kept.SerializeToString(deterministic=True)
+    return Description(written, dataset.element_spec, variables)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    mark = "^" if name.startswith("^") else ""
+    node, *place = name.removeprefix("^").split(":")
+    return ":".join([mark + names[node], *place])
+
+
+def _variables_of(dataset: Any) -> Iterator[Any]:
+    """Yields the variables that a dataset's functions read, in the order of its graph."""
+    for source in dataset._inputs():
+        yield from _variables_of(source)
+    for function in dataset._functions():
+        graph = function.function.graph
+        by_handle = {id(variable.handle): variable for variable in graph.variables}
+        for captured in function.function.captured_inputs:
+            if id(captured) in by_handle:
+                yield by_handle[id(captured)]
 
 
 def batch_size(dataset: Any) -> int:

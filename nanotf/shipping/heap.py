@@ -14,6 +14,7 @@ tells the receiver how to make it: a bare object, which gets its attributes late
 | list, dict or set that tracks its items | items and attributes |
 | lookup table | its initializer, or its content |
 | lock, thread-local data, cache with weak keys | a new one |
+| `tf.data.Dataset` | its graph, and the variables that it reads |
 | `tf.distribute.Strategy` | the receiver's strategy |
 | tensor of a graph | type and shape: a tensor of another graph, which cannot be computed either |
 | resource, function that Keras has made for itself | None: useless elsewhere |
@@ -36,7 +37,9 @@ from typing import Any
 
 from nanotf.compat import containers, graphs, keras_names, keras_optimizers, values
 from nanotf.compat.generation import generation
+from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import classes, objects, pickling, summaries, user_modules
 
@@ -223,6 +226,8 @@ def _replaced(obj: Any) -> Any:
         return pickling.bare, (cls,), vars(obj)
     if isinstance(obj, tf.Module) and cls.__reduce_ex__ is object.__reduce_ex__:
         return pickling.bare, (cls,), containers.as_new(vars(obj))
+    if isinstance(obj, tf.data.Dataset):
+        return _described_dataset(obj)
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
     if hasattr(obj, "dtype") and isinstance(obj, tf.Tensor):
@@ -233,6 +238,32 @@ def _replaced(obj: Any) -> Any:
     if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):
         return _none, ()
     return None
+
+
+def _described_dataset(dataset: Any) -> Any:
+    from nanotf.compat import pipelines
+
+    description = pipelines.describe(dataset)
+    if description is None:
+        return _unreadable, (dataset.element_spec,)
+    return _made, (description,)
+
+
+def _made(description: Any) -> Any:
+    return description.make()
+
+
+def _unreadable(element_spec: Any) -> Any:
+    """Returns a dataset that says why this process cannot read it."""
+
+    def refuse() -> Any:
+        raise ShippingError(
+            "A dataset that a model refers to must not run Python functions to be read in its "
+            "steps. Received: one that does, or whose graph TensorFlow cannot write. Map it with "
+            "TensorFlow's operations, or keep its elements in a tensor."
+        )
+
+    return from_generator(refuse, element_spec)
 
 
 def _library_function(function: types.FunctionType) -> Any:

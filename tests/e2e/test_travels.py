@@ -351,3 +351,41 @@ def test_functions_of_installed_packages_in_a_loop(library: Any, float64: None) 
         return *kept, float(library.doubled(info, add(tf.constant(1.0))))
 
     assert look() == (True, True, 3.0)
+
+
+# ------------------------------------------------------------------------------------ datasets
+class Retrieving(Model):  # type: ignore[misc]
+    """Compares its rows with those of a dataset, which it embeds by its own weights."""
+
+    def __init__(self, candidates: Any) -> None:
+        super().__init__()
+        self.embed = L.Dense(2)
+        self.out = L.Dense(1)
+        self.embed.build((None, 3))
+        rows = candidates.batch(4).map(lambda x: tf.tanh(tf.matmul(x, self.embed.kernel)))
+        self.candidates = rows.map(lambda x: x * 1.5)
+        self.adapted = L.Normalization()
+        self.adapted.adapt(candidates.batch(4))
+        self.read_by_python = candidates.map(lambda x: tf.numpy_function(lambda v: v, [x], x.dtype))
+
+    def call(self, x: Any) -> Any:
+        own = tf.tanh(self.embed(self.adapted(x)))
+        start = tf.zeros_like(own[:, :1])
+        found = self.candidates.reduce(
+            start, lambda most, rows: tf.maximum(most, tf.reduce_max(own @ tf.transpose(rows)))
+        )
+        return self.out(own) + found
+
+
+def test_datasets_of_a_model(float64: None) -> None:
+    x, y = data()
+    models, histories = [], []
+    for more in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(1)
+        model = Retrieving(tf.data.Dataset.from_tensor_slices(x[:7]))
+        model.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        model.fit(x, y, **FIT, **more)
+        histories.append(model.fit(x, y, **FIT, **more).history)
+        models.append(model)
+    assert_same_history(histories[1], histories[0])
+    assert_same_state(models[1], models[0])
