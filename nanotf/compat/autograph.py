@@ -1,9 +1,10 @@
 """AutoGraph (identical in TensorFlow 2.14 to 2.21).
 
-**A missing rule** (TensorFlow 2.16 with tf_keras).
+**Missing rules** (TensorFlow 2.16 with tf_keras).
 `tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is not
 converted. In 2.16 it names `keras` but not `tf_keras`. The first trace of every legacy model then
-converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
+converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule. nanotf's code around
+a user's step stays as it is, too.
 
 **Leftover files.** `tensorflow.python.autograph.pyct.loader.load_source` writes each converted
 function to a temporary file and removes it when Python exits. A worker does not exit that way.
@@ -21,11 +22,11 @@ from typing import Any
 from tensorflow.python.autograph.core import config
 
 
-def leave_tf_keras_alone(rules: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns AutoGraph's rules with the missing one added."""
-    if any(getattr(rule, "_prefix", None) == "tf_keras" for rule in rules):
-        return rules
-    return (config.DoNotConvert("tf_keras"), *rules)
+def leave_alone(rules: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns AutoGraph's rules with those for tf_keras and nanotf, where they are missing."""
+    known = {getattr(rule, "_prefix", None) for rule in rules}
+    missing = [name for name in ("tf_keras", "nanotf") if name not in known]
+    return (*map(config.DoNotConvert, missing), *rules)
 
 
 def keep_no_files(load_source: Any) -> Any:

@@ -71,20 +71,6 @@ def is_tracking(value: Any) -> bool:
     return is_keras_own(cls) or cls.__module__.startswith("tensorflow.")
 
 
-def without_tracking(value: Any) -> Any:
-    """Returns a structure of lists, tuples and dicts with plain ones for those that track.
-
-    A container that tracks refers to its owner's variables.
-    """
-    if isinstance(value, dict) and (type(value) is dict or is_tracking(value)):
-        return {name: without_tracking(each) for name, each in value.items()}
-    if isinstance(value, (list, set)) and is_tracking(value):
-        value = list(value) if isinstance(value, list) else set(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(without_tracking, value))
-    return value
-
-
 def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:
     table = cls(*dtypes, default)
     table.insert(*content)

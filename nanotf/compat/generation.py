@@ -32,6 +32,7 @@ class Generation(Protocol):
             over the data and cuts an epoch short if the data run out. Otherwise it keeps one
             iterator, and training ends when that does.
         KNOWS_ROWS_OF_BATCHES: bool, whether specs of array batches include the number of rows.
+        CONVERTS_STEPS: bool, whether AutoGraph converts the layers and losses of a step.
     """
 
     MODEL: str
@@ -45,6 +46,7 @@ class Generation(Protocol):
     PREDICTS_LISTS_OF_BATCHES: bool
     EACH_PASS_HAS_AN_ITERATOR: bool
     KNOWS_ROWS_OF_BATCHES: bool
+    CONVERTS_STEPS: bool
 
     # ------------------------------------------------------------------------ variables
     def variable_classes(self) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | builds metrics before the first step |
 | `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | state keyed by identity or left by the last call, see `restore_identities` |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
-| `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | the variables that an optimizer was built for |
+| `Optimizer._index_dict` | the variables that an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | weights that every replica updates by itself |
 | `backend._SEED_GENERATOR` | see `capture_seeds` |
@@ -69,6 +69,7 @@ PASSES_CAN_BE_STOPPED = False
 PREDICTS_LISTS_OF_BATCHES = False
 EACH_PASS_HAS_AN_ITERATOR = False
 KNOWS_ROWS_OF_BATCHES = False
+CONVERTS_STEPS = True
 
 
 # -------------------------------------------------------------------------------- variables

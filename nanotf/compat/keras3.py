@@ -67,6 +67,7 @@ PASSES_CAN_BE_STOPPED = True
 PREDICTS_LISTS_OF_BATCHES = True
 EACH_PASS_HAS_AN_ITERATOR = True
 KNOWS_ROWS_OF_BATCHES = True
+CONVERTS_STEPS = False
 
 
 # -------------------------------------------------------------------------------- variables

@@ -8,7 +8,7 @@ Covers their variables and slots, and how they are built.
 | `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names` | both / 3 / 2 | see `updates_elements_apart` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
-| `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `unbuilt_twin` |
+| `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.optimizers.SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
@@ -135,14 +135,6 @@ def unbuilt_twin(optimizer: Any) -> Any:
     for name in ("_learning_rate", "_iterations"):
         vars(twin)[name] = vars(optimizer)[name]
     return twin
-
-
-def schedule_of(optimizer: Any) -> Any:
-    """Returns the `LearningRateSchedule` of an optimizer, or None."""
-    schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
-    hypers = vars(optimizer).get("_hyper", {})  # of tf.keras.optimizers.legacy
-    found = vars(optimizer).get("_learning_rate", hypers.get("learning_rate"))
-    return found if isinstance(found, schedule) else None
 
 
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:

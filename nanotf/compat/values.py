@@ -13,6 +13,8 @@ end.
 from __future__ import annotations
 
 import contextlib
+import enum
+import functools
 import weakref
 from typing import Any
 
@@ -20,17 +22,19 @@ import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 
-# The value's place, and what TensorFlow keeps of graphs and reads.
+# The value's place, the arguments of `without_value`, and what TensorFlow keeps of graphs and reads.
 _OF_PROCESS = frozenset(
     {
         "_cached_shape_as_list",
         "_cached_value",
+        "_dtype",
         "_graph_element",
         "_graph_key",
         "_handle",
         "_initial_value",
         "_initializer_op",
         "_is_initialized_op",
+        "_shape",
         "_variable_read",
     }
 )
@@ -52,13 +56,17 @@ def behind(variable: Any) -> Any:
 
 def without_value(cls: Any, shape: Any, dtype: str) -> Any:
     """Returns a variable of a class, with a place for a value and no value."""
-    from tensorflow.python.ops import resource_variable_ops
-
-    made = resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
     variable = object.__new__(cls)
-    vars(variable).update(vars(made))
+    vars(variable).update(_usual(shape, dtype))
     variable.handle._parent_trackable = weakref.ref(variable)
     return variable
+
+
+def _usual(shape: Any, dtype: str) -> dict[str, Any]:
+    """Returns the attributes of a new variable without a value."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    return vars(resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape))
 
 
 def class_of(variable: Any) -> Any:
@@ -71,7 +79,16 @@ def attributes(variable: Any) -> dict[str, Any]:
     """Returns a variable's attributes without those that are valid only in this process."""
     if isinstance(variable, require_tensorflow().distribute.DistributedValues):
         variable = variable._values[0]
-    return {name: v for name, v in vars(variable).items() if name not in _OF_PROCESS}
+    left_out, usual = _OF_PROCESS, _usual_plain()
+    found = vars(variable).items()
+    return {n: v for n, v in found if n not in left_out and usual.get(n, left_out) is not v}
+
+
+@functools.cache
+def _usual_plain() -> dict[str, Any]:
+    """Returns the attributes with the same value in every new variable, by name."""
+    plain = (bool, int, enum.Enum, type(None))
+    return {name: v for name, v in _usual([1], "int8").items() if isinstance(v, plain)}
 
 
 def identity(variable: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.saving.saving_lib:get_attr_skipset", "makes variables, which would be broadcast, while one rank may save alone", _with_known_values, KERAS_3),
     # TensorFlow.
     Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which would be broadcast, while one rank may save alone", _with_known_values),
-    Override("tensorflow.python.autograph.core.config:CONVERSION_RULES", "see `autograph.leave_tf_keras_alone`", lambda stock, strategy: autograph.leave_tf_keras_alone(stock), KERAS_2),
+    Override("tensorflow.python.autograph.core.config:CONVERSION_RULES", "see `autograph.leave_alone`", lambda stock, strategy: autograph.leave_alone(stock), KERAS_2),
     Override("tensorflow.python.autograph.pyct.loader:load_source", "see `autograph.keep_no_files`", lambda stock, strategy: autograph.keep_no_files(stock)),
     *(
         Override(f"tensorflow:distribute.{name}.__new__", "the workers divide the work; a strategy of the program's own has one replica", one_replica.making)

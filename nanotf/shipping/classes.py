@@ -17,9 +17,3 @@ def is_foreign(value: Any) -> bool:
     """Returns True if Keras in another process would not know a class or function."""
     package = (getattr(value, "__module__", None) or "").split(".")[0]
     return package not in _KERAS_PACKAGES
-
-
-def has_own_get_config(cls: type) -> bool:
-    """Returns True if `get_config` is the user's."""
-    owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
-    return is_foreign(owner)

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat.generation import generation
 from nanotf.errors import UndividedError
 from nanotf.shipping.random_operations import with_state
 from nanotf.shipping.streams import Coming
@@ -81,13 +82,15 @@ class Ahead:
             step: function of one batch, run in a graph.
         """
 
-        # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
-        @tf.function(reduce_retracing=True, autograph=False)
+        # As in Keras, AutoGraph converts at most what the user's step calls, see `leave_alone`.
+        converts = generation().CONVERTS_STEPS
+
+        @tf.function(reduce_retracing=True, autograph=converts)
         def on_data(data: Any) -> Any:
             self._traces[False] = _Trace(tf.compat.v1.get_default_graph())
             return step(data)
 
-        @tf.function(reduce_retracing=True, autograph=False)
+        @tf.function(reduce_retracing=True, autograph=converts)
         def on_whole(rows: Any) -> Any:
             self._traces[True] = _Trace(tf.compat.v1.get_default_graph())
             return step((rows, tf.zeros([0, 0], tf.bool)))

@@ -625,10 +625,11 @@ def test_autograph_rules() -> None:
     rules = autograph.config.CONVERSION_RULES
     named = [rule for rule in rules if getattr(rule, "_prefix", None) == "tensorflow"]
     assert named, "each rule names its packages"
-    without = tuple(rule for rule in rules if getattr(rule, "_prefix", None) != "tf_keras")
-    with_it = autograph.leave_tf_keras_alone(without)
-    assert len(with_it) == len(without) + 1
-    assert autograph.leave_tf_keras_alone(with_it) is with_it
+    own = {"tf_keras", "nanotf"}
+    without = tuple(rule for rule in rules if getattr(rule, "_prefix", None) not in own)
+    with_it = autograph.leave_alone(without)
+    assert len(with_it) == len(without) + 2
+    assert autograph.leave_alone(with_it) == with_it
 
 
 # ------------------------------------------------------------- Keras's callbacks and batch hooks
@@ -769,22 +770,47 @@ def test_variables_that_an_optimizer_was_built_for() -> None:
     assert not keras_optimizers.is_built_for(optimizer, other.trainable_variables)
 
 
-def _optimizers_with_slots() -> list[Any]:
-    found = [tf.keras.optimizers.Adam()]
-    found.append(tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.Adam()))
-    if not IS_KERAS_3:
-        found.append(tf.keras.optimizers.legacy.Adam())
-    return found
-
-
-def test_variables_that_an_optimizer_was_built_with() -> None:
+def test_a_twin_of_an_optimizer() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
-    ours = [keras_names.tf_variable(v) for v in model.trainable_variables]
-    for optimizer in _optimizers_with_slots():
-        assert keras_optimizers.built_with(optimizer, ours) == []
-        generation().build_for(optimizer, list(reversed(model.trainable_variables)))
-        found = keras_optimizers.built_with(optimizer, ours)
-        assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
+    optimizer = tf.keras.optimizers.Adam(0.25)
+    optimizer.build(model.trainable_variables)
+    twin = keras_optimizers.unbuilt_twin(optimizer)
+    assert not keras_optimizers.is_built(twin) and keras_optimizers.is_built(optimizer)
+    optimizer.learning_rate = 0.5
+    assert float(twin.learning_rate) == 0.5
+    assert keras_names.tf_variable(twin.iterations) is keras_names.tf_variable(optimizer.iterations)
+
+
+def test_attributes_of_a_variable() -> None:
+    variable = tf.Variable([[1.0, 2.0]], name="own", trainable=False)
+    variable.factor = 3.0
+    copy = values.without_value(values.class_of(variable), variable.shape, variable.dtype.name)
+    vars(copy).update(values.attributes(variable))
+    assert {"_unique_id", "_trainable", "factor"} <= values.attributes(variable).keys()
+    assert not {"_handle", "_graph_key"} & values.attributes(variable).keys()
+    assert type(copy) is type(variable) and copy.name == "own:0" and not copy.trainable
+    assert values.identity(copy) == values.identity(variable)
+    values.write(copy, [[4.0, 5.0]])
+    assert copy.numpy().tolist() == [[4.0, 5.0]] and variable.numpy().tolist() == [[1.0, 2.0]]
+    assert values.behind(copy) is copy
+
+
+def test_description_of_a_dataset() -> None:
+    """Its graph is equal each time; its copy reads the variables that it is given."""
+    factor = tf.Variable([2.0])
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), [5.0]), 0.0
+    )
+    dataset = tf.data.Dataset.range(4).batch(2).map(lambda i: table.lookup(i) * factor)
+    found = pipelines.describe(dataset)
+    assert found is not None and found.graph == pipelines.describe(dataset).graph
+    assert found.variables == (factor,)
+    other = tf.Variable([3.0])
+    copy = dataclasses.replace(found, variables=(other,)).make()
+    assert [batch.tolist() for batch in copy.as_numpy_iterator()] == [[0.0, 15.0], [0.0, 0.0]]
+    other.assign([1.0])
+    assert next(copy.as_numpy_iterator()).tolist() == [0.0, 5.0]
+    assert pipelines.describe(dataset.map(lambda x: tf.numpy_function(abs, [x], x.dtype))) is None
 
 
 def test_attributes_that_loops_leave_in_a_model() -> None:

@@ -60,7 +60,13 @@ def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], An
 
 
 def assert_alike(
-    make: Callable[[], Any], x: Any, y: Any, size: Size, *, whole: Sequence[str] = (), **options: Any
+    make: Callable[[], Any],
+    x: Any,
+    y: Any,
+    size: Size,
+    *,
+    whole: Sequence[str] = (),
+    **options: Any,
 ) -> None:
     """Fits two models made by `make`, and compares the weights by their names.
 
