@@ -39,6 +39,7 @@ from nanotf.compat import (
     keras_optimizers,
     one_replica,
     pipelines,
+    values,
     versions,
 )
 from nanotf.compat import overrides as replacing
