@@ -120,6 +120,15 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     }
 
 
+def slot_variables(optimizer: Any) -> list[Any]:
+    """Returns the `tf.Variable`s that an optimizer keeps for each variable that it trains."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if is_legacy(optimizer):
+        return [variable for _, slots in _legacy_slots(optimizer) for variable in slots]
+    found = optimizer_slots(optimizer).values()
+    return [keras_names.tf_variable(variable) for slots in found for variable in slots]
+
+
 def unbuilt_twin(optimizer: Any) -> Any:
     """Returns an optimizer of one of Keras's own classes like another, and not built.
 

@@ -16,6 +16,7 @@ import contextlib
 import enum
 import functools
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,43 @@ def behind(variable: Any) -> Any:
     return variable
 
 
-def without_value(cls: Any, shape: Any, dtype: str) -> Any:
-    """Returns a variable of a class, with a place for a value and no value."""
+def kind_of(variable: Any) -> dict[str, Any]:
+    """Returns the arguments of `tf.Variable` that make a variable of the same kind."""
+    return {
+        "trainable": bool(variable.trainable),
+        "synchronization": variable.synchronization,
+        "aggregation": variable.aggregation,
+    }
+
+
+def without_value(cls: Any, shape: Any, dtype: str, kind: Mapping[str, Any]) -> Any:
+    """Returns a variable of a class, with a place for a value and no value.
+
+    In the scope of a `tf.distribute.Strategy` it is the strategy's variable, with zeros.
+
+    Args:
+        cls: type.
+        shape: `tf.TensorShape`.
+        dtype: str.
+        kind: mapping, of `kind_of`.
+    """
+    tf = require_tensorflow()
+    if tf.distribute.has_strategy():
+        zeros = tf.zeros([dimension or 0 for dimension in shape], dtype)
+        return tf.Variable(zeros, shape=shape, **kind)
     variable = object.__new__(cls)
     vars(variable).update(_usual(shape, dtype))
     variable.handle._parent_trackable = weakref.ref(variable)
     return variable
+
+
+def set_attributes(variable: Any, found: Mapping[str, Any]) -> None:
+    """Sets the `attributes` of another process's variable."""
+    if isinstance(variable, require_tensorflow().distribute.DistributedValues):
+        for replica in variable._values:
+            vars(replica).update(found)
+    else:
+        vars(variable).update(found)
 
 
 def _usual(shape: Any, dtype: str) -> dict[str, Any]:

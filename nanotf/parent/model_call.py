@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from nanotf.compat import eager_context, keras_build, keras_names
+from nanotf.compat import eager_context, keras_build, keras_names, keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
@@ -100,8 +101,9 @@ class ModelCall(calls.Call):
         return generation().model_variables(self.model)
 
     def variables_apart(self) -> list[Any]:
-        """Returns the model's variables whose values are sent in another block."""
-        return []
+        """Returns the model's variables whose values are not sent with the others."""
+        found = map(keras_optimizers.slot_variables, keras_optimizers.optimizers_of(self.model))
+        return list(itertools.chain.from_iterable(found))  # large, and only training needs them
 
     def data_streams(self) -> list[Stream]:
         return self.data.streams

@@ -81,9 +81,10 @@ class _VariableMaker:
     cls: Any
     shape: Any
     dtype: str
+    kind: dict[str, Any]
 
     def make(self) -> Any:
-        return values.without_value(self.cls, self.shape, self.dtype)
+        return values.without_value(self.cls, self.shape, self.dtype, self.kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,8 @@ class _FunctionalMaker:
 def _maker(obj: Any) -> Any:
     """Returns the maker of a bare object: its class, or an object with `make()`."""
     if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
-        return _VariableMaker(values.class_of(obj), obj.shape, obj.dtype.name)
+        kind = values.kind_of(obj)
+        return _VariableMaker(values.class_of(obj), obj.shape, obj.dtype.name, kind)
     is_functional = isinstance(obj, keras_names.functional_class())
     return _FunctionalMaker(type(obj)) if is_functional else type(obj)
 
@@ -366,7 +368,10 @@ class Unpickler(pickle.Unpickler):
                 checkpoints.append((obj, attributes))
             else:
                 value = attributes.pop(VALUE, None)
-                vars(obj).update(attributes)
+                if isinstance(obj, tf.Variable):
+                    values.set_attributes(obj, attributes)
+                else:
+                    vars(obj).update(attributes)
                 if value is not None:
                     values.write(obj, value)
         generation().restore_identities(self.numbered[begin:])

@@ -785,8 +785,9 @@ def test_a_twin_of_an_optimizer() -> None:
 def test_attributes_of_a_variable() -> None:
     variable = tf.Variable([[1.0, 2.0]], name="own", trainable=False)
     variable.factor = 3.0
-    copy = values.without_value(values.class_of(variable), variable.shape, variable.dtype.name)
-    vars(copy).update(values.attributes(variable))
+    cls, kind = values.class_of(variable), values.kind_of(variable)
+    copy = values.without_value(cls, variable.shape, variable.dtype.name, kind)
+    values.set_attributes(copy, values.attributes(variable))
     assert {"_unique_id", "_trainable", "factor"} <= values.attributes(variable).keys()
     assert not {"_handle", "_graph_key"} & values.attributes(variable).keys()
     assert type(copy) is type(variable) and copy.name == "own:0" and not copy.trainable

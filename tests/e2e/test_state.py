@@ -375,9 +375,8 @@ def test_transfer_learning(float64: None) -> None:
 def bytes_of_variables(one: Any, dataset: Any) -> int:
     """Returns the bytes of a worker's live variables."""
     variables = [found for found in gc.get_objects() if isinstance(found, tf.Variable)]
-    real = [
-        v for v in variables if not hasattr(v, "values")
-    ]  # without per-replica containers of other variables
+    # Without per-replica containers of other variables, and variables that have no value.
+    real = [v for v in variables if not hasattr(v, "values") and bool(v.is_initialized())]
     return sum(v.shape.num_elements() * v.dtype.size for v in real)
 
 
