@@ -88,6 +88,12 @@ class Generation(Protocol):
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         """Returns a Keras object's attributes without those that are valid only in this process."""
 
+    def class_of_wrapper(self, variable: Any) -> Any:
+        """Returns the class of a variable around another, whatever strategy made that.
+
+        Keras 2 makes a subclass for variables of a strategy. `restore_identities` sets it.
+        """
+
     def restore_identities(self, objects: Sequence[Any]) -> None:
         """Fixes state keyed by objects' identities, after the objects came from another process."""
 

@@ -10,6 +10,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | builds metrics before the first step |
 | `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | state keyed by identity or left by the last call, see `restore_identities` |
+| `autocast_variable.AutoCastVariable`, its `_variable`, `create_autocast_variable` | see `class_of_wrapper` |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
 | `Optimizer._index_dict` | the variables that an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
@@ -156,8 +157,17 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
 
 
+def class_of_wrapper(variable: Any) -> Any:
+    casting = source_module("mixed_precision.autocast_variable").AutoCastVariable
+    return casting if isinstance(variable, casting) else type(variable)
+
+
 def restore_identities(objects: Sequence[Any]) -> None:
     tf = require_tensorflow()
+    autocast = source_module("mixed_precision.autocast_variable")
+    for obj in objects:
+        if isinstance(obj, autocast.AutoCastVariable):
+            obj.__class__ = type(autocast.create_autocast_variable(obj._variable))
     node, tensor = (source_module(f"engine.{n}") for n in ("node", "keras_tensor"))
     for obj in objects:
         if isinstance(obj, node.Node):

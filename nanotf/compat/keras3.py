@@ -145,6 +145,10 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def class_of_wrapper(variable: Any) -> Any:
+    return type(variable)
+
+
 def restore_identities(objects: Sequence[Any]) -> None:
     for obj in objects:
         if isinstance(obj, _tracker_class()):

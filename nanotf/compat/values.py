@@ -46,9 +46,9 @@ def behind(variable: Any) -> Any:
 
     Keras 2's casting variables, and the quantized variables of libraries, wrap others.
     """
-    kinds = require_tensorflow().Variable, require_tensorflow().distribute.DistributedValues
-    while "_handle" not in vars(variable) and not isinstance(variable, kinds[1]):
-        inner = next((v for v in vars(variable).values() if isinstance(v, kinds[0])), None)
+    kind = require_tensorflow().Variable
+    while not {"_handle", "_values"} & vars(variable).keys():  # the latter of a strategy's
+        inner = next((v for v in vars(variable).values() if isinstance(v, kind)), None)
         if inner is None:
             break
         variable = inner

@@ -100,7 +100,9 @@ class _FunctionalMaker:
 
 def _maker(obj: Any) -> Any:
     """Returns the maker of a bare object: its class, or an object with `make()`."""
-    if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
+    if isinstance(obj, require_tensorflow().Variable):
+        if values.behind(obj) is not obj:
+            return generation().class_of_wrapper(obj)
         kind = values.kind_of(obj)
         return _VariableMaker(values.class_of(obj), obj.shape, obj.dtype.name, kind)
     is_functional = isinstance(obj, keras_names.functional_class())

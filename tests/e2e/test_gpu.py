@@ -86,3 +86,35 @@ def test_falls_back_to_mirrored_strategy_in_this_process() -> None:
     assert result["pids"] == [], "no worker was started"
     assert [epoch for epoch, _ in result["seen"]] == [0, 1]
     assert result["seen"][-1][1] == result["final"], "the callback saw the user's model"
+
+
+MIXED = """
+import numpy as np
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from nanotf.parent import gpu
+from nanotf.keras import Sequential
+
+gpu.devices = lambda: ["/cpu:0", "/cpu:1"]
+tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+L = tf.keras.layers
+x = np.random.default_rng(0).random((200, 8)).astype("float32")
+losses = []
+for more in ({}, {"num_processes": 2}):
+    tf.keras.utils.set_random_seed(1)
+    model = Sequential([L.Input((8,)), L.Dense(4), L.Dense(2, dtype="float32")])
+    model.compile("adam", "mse")
+    history = model.fit(x, x[:, :2], epochs=2, shuffle=False, verbose=0, **more).history
+    losses.append(history["loss"])
+np.testing.assert_allclose(*losses, rtol=1e-2)
+"""
+
+
+@pytest.mark.both_generations
+def test_mixed_precision_under_a_mirrored_strategy() -> None:
+    """Keras 2's variables that cast others are of another class there."""
+    command = [sys.executable, "-c", MIXED]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
