@@ -47,7 +47,7 @@ def behind(variable: Any) -> Any:
     Keras 2's casting variables, and the quantized variables of libraries, wrap others.
     """
     kind = require_tensorflow().Variable
-    while not {"_handle", "_values"} & vars(variable).keys():  # the latter of a strategy's
+    while not {"_handle", "_values"} & vars(variable).keys():  # a strategy's have `_values`
         inner = next((v for v in vars(variable).values() if isinstance(v, kind)), None)
         if inner is None:
             break
@@ -98,7 +98,8 @@ def _usual(shape: Any, dtype: str) -> dict[str, Any]:
     """Returns the attributes of a new variable without a value."""
     from tensorflow.python.ops import resource_variable_ops
 
-    return vars(resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape))
+    made: Any = resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
+    return dict(vars(made))
 
 
 def class_of(variable: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a model refers to arrives in workers as it was: classes, attributes, identities."""
+"""Models and all that they refer to arrive in workers as they were: class, attributes, identity."""
 
 from __future__ import annotations
 
