@@ -147,13 +147,19 @@ _FUNCTIONS = ("train_function", "train_tf_function", "test_function", "predict_f
 _LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
 
 
+# `restore_identities` makes them.
+_BY_IDENTITY = ("flat_input_ids", "flat_output_ids", "_keras_inputs_ids_and_indices")
+
+
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = leaving_behind(attributes, _LEFT_BEHIND)
     if "_called" in found:  # `register_call_context_args` alone asks for it
         found["_called"] = False
     # Reference counts by identity, and a metric's last result.
-    for name in ("_obj_reference_counts_dict", "_call_result"):
+    for name in ("_obj_reference_counts_dict", "_call_result", *_BY_IDENTITY):
         found.pop(name, None)
+    if "_tensor_usage_count" in found:
+        found["_tensor_usage_count"] = {}
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
 
 

@@ -159,7 +159,8 @@ def restore_identities(objects: Sequence[Any]) -> None:
         if isinstance(obj, function.Function) and "_nodes_by_depth" in vars(obj):
             nodes = [node for each in obj._nodes_by_depth.values() for node in each]
             places = [(n.operation, n.operation._inbound_nodes.index(n)) for n in nodes]
-            obj._nodes = {function.make_node_key(*place) for place in places}
+            # Not set as an attribute: Keras would track another set.
+            vars(obj)["_nodes"] = {function.make_node_key(*place) for place in places}
 
 
 def _tracker_class() -> Any:

@@ -146,11 +146,15 @@ def describe(dataset: Any) -> Description | None:
         return None
     variables = tuple(_variables_of(dataset))
     handles = [node for node in graph.node if node.op == _HANDLE]
-    shapes = [(tf.TensorShape(n.attr["shape"].shape), n.attr["dtype"].type) for n in handles]
-    if shapes != [(v.shape, v.dtype.as_datatype_enum) for v in variables]:
-        return None
     # TensorFlow writes the variables' values, too, and names that differ each time.
     values = {n.name: n.input[1] for n in graph.node if n.op == "AssignVariableOp"}
+    nodes = {node.name: node for node in graph.node}
+    written = {n.input[0]: nodes[n.input[1]] for n in graph.node if n.name in values}
+    if len(handles) != len(variables) or not all(
+        node.name in written and _has_value(variable, written[node.name])
+        for node, variable in zip(handles, variables, strict=True)
+    ):
+        return None
     dropped = {*values, *values.values()}
     kept = [node for node in graph.node if node.name not in dropped]
     names = {node.name: f"node{place}" for place, node in enumerate(kept)}
@@ -163,8 +167,15 @@ def describe(dataset: Any) -> Description | None:
         node.input.extend(_renamed(each, names) for each in inputs)
     graph_of_kept = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
     graph_of_kept.node.extend(kept)
-    written = graph_of_kept.SerializeToString(deterministic=True)
-    return Description(written, dataset.element_spec, variables)
+    serialized = graph_of_kept.SerializeToString(deterministic=True)
+    return Description(serialized, dataset.element_spec, variables)
+
+
+def _has_value(variable: Any, constant: Any) -> bool:
+    """Returns True if a constant of a graph is a variable's value."""
+    value = tf.make_ndarray(constant.attr["value"].tensor)
+    own = variable.numpy()
+    return (own.dtype, own.shape, own.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

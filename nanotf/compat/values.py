@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat.keras_common import holds_numbers
 from nanotf.compat.versions import require_tensorflow
 
 # The value's place, the arguments of `without_value`, and what TensorFlow keeps of graphs and reads.
@@ -115,6 +116,18 @@ def attributes(variable: Any) -> dict[str, Any]:
     left_out, usual = _OF_PROCESS, _usual_plain()
     found = vars(variable).items()
     return {n: v for n, v in found if n not in left_out and usual.get(n, left_out) is not v}
+
+
+def kept_inside(variable: Any) -> Any:
+    """Returns the value of a variable that holds no numbers of a known shape; None for all others.
+
+    Such a value, a text or an array that grows, is sent with the attributes.
+    """
+    tf = require_tensorflow()
+    is_plain = "_handle" in vars(variable) and variable.dtype not in (tf.resource, tf.variant)
+    if not is_plain or holds_numbers(variable) or not variable.is_initialized():
+        return None
+    return read(variable).numpy()
 
 
 @functools.cache

@@ -10,6 +10,7 @@ of layers in it (`region`). This process reads its datasets.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import queue
@@ -29,6 +30,7 @@ from nanotf.errors import (
     DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
+    ShippingError,
     WorkerDied,
     WorkerError,
     WorkerStuck,
@@ -49,6 +51,7 @@ from nanotf.shipping import (
     jobs,
     mutables,
     objects,
+    outlines,
     programs,
     streams,
     summaries,
@@ -207,6 +210,7 @@ class _LoopCall(calls.Call):
         self.shipment, self.packer = self.manifest.ship()
         self.variables = objects.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
+        self.outline = b""  # of the objects, once a worker has told its own
         # Complete passes over each source: when the last save began, and by path of a checkpoint.
         # A worker may die after it wrote the last save's files, before it could report them.
         self.complete = [0] * len(self.sources)
@@ -288,6 +292,9 @@ class _LoopCall(calls.Call):
     def hear(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
+        elif isinstance(message, messages.Outlined):
+            self.outline = self.outline or outlines.outline_of(self.manifest.numbered)
+            outlines.check(self.outline, message.outline, message.rank)
         elif isinstance(message, messages.Summary):
             summaries.write(message, self.manifest.numbered, {})
         elif isinstance(message, messages.Wrote):
@@ -421,7 +428,8 @@ class _LoopCall(calls.Call):
         if compiled or found.layers or any(number < manifest.held for number in changed):
             manifest.forget()
         elif optimizers:
-            manifest.grow(grown)
+            with contextlib.suppress(ShippingError):  # then the next call traces again
+                manifest.grow(grown)
         return value
 
     def build_layers(self, found: built.Built) -> list[Any]:

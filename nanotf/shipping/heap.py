@@ -121,10 +121,12 @@ def attributes_of(obj: Any) -> dict[str, Any]:
     cls: Any = type(obj)
     if summaries.is_writer_class(cls):
         return {}
-    found = values.attributes(obj) if isinstance(obj, tf.Variable) else vars(obj)
+    is_variable = isinstance(obj, tf.Variable)
+    found = values.attributes(obj) if is_variable else vars(obj)
     found = {name: value for name, value in found.items() if _travels(name)}
     found = generation().for_another_process(obj, containers.as_new(found))
-    return dict(sorted(found.items()))
+    inside = values.kept_inside(obj) if is_variable else None
+    return dict(sorted(found.items())) | ({} if inside is None else {VALUE: inside})
 
 
 # -------------------------------------------------------------------------------- the stream

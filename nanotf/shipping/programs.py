@@ -335,6 +335,8 @@ class Manifest:
         if all(id(obj) in place for obj in again.numbered):
             places = tuple(place[id(obj)] for obj in again.numbered)
             _grown[shipment.key] = Grown(self._key, places)
+        while len(_grown) > _GROWN_KEPT:
+            del _grown[next(iter(_grown))]
 
     def forget(self) -> None:
         """Makes workers drop their kept objects, which no longer match the heap."""
@@ -345,7 +347,8 @@ class Manifest:
 
 
 _changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Manifest.forget`
-_grown: dict[bytes, Grown] = {}  # by key, see `Manifest.grow`
+_grown: dict[bytes, Grown] = {}  # by key, see `Manifest.grow`; the oldest first
+_GROWN_KEPT = 8
 
 
 # --------------------------------------------------------------------------- in a worker

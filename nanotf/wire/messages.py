@@ -199,6 +199,21 @@ class Event(Message):
 
 
 @dataclasses.dataclass(frozen=True)
+class Outlined(Message):
+    """Worker -> parent: it has made the objects of a job.
+
+    Args:
+        job: int.
+        rank: int.
+        outline: bytes, see `shipping.outlines`.
+    """
+
+    job: int
+    rank: int
+    outline: bytes
+
+
+@dataclasses.dataclass(frozen=True)
 class Summary(Message):
     """Worker -> parent, rank 0: a step has written to a writer of summaries.
 

@@ -125,11 +125,12 @@ class _KeptProgram:
     """A program that this worker keeps between calls, with the graphs of its steps.
 
     Args:
+        number: int, of the job.
         job: `jobs.LoopJob`.
         session: `session.Session`.
     """
 
-    def __init__(self, job: jobs.LoopJob, session: Any) -> None:
+    def __init__(self, number: int, job: jobs.LoopJob, session: Any) -> None:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
@@ -138,6 +139,7 @@ class _KeptProgram:
         self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
+            session.tell_outline(number, self.program.numbered)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
@@ -297,7 +299,7 @@ class LoopRun:
             before.program.grow(grown)
             kept[key] = before
         if key not in kept:
-            kept[key] = _KeptProgram(job, self.session)
+            kept[key] = _KeptProgram(self.number, job, self.session)
         kept.move_to_end(key)
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)

@@ -16,7 +16,9 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state
 
 from nanotf import nano
+from nanotf.errors import ShippingError
 from nanotf.keras import Model
+from nanotf.shipping import heap, outlines
 
 pytestmark = pytest.mark.both_generations
 
@@ -389,3 +391,50 @@ def test_datasets_of_a_model(float64: None) -> None:
         models.append(model)
     assert_same_history(histories[1], histories[0])
     assert_same_state(models[1], models[0])
+
+
+# ------------------------------------------------------------------ what does not arrive as it was
+def test_what_arrives_otherwise_is_refused_by_name() -> None:
+    x, y = data()
+    model = with_layer(lambda: L.Dense(2))
+    model.layers[1].place = tf.Variable(1.0).handle
+    weights = model.get_weights()
+    with pytest.raises(ShippingError, match=r"`place` of object \d+, of class Dense.*worker"):
+        model.fit(x, y, **FIT, num_processes=2)
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(after, before)
+    del model.layers[1].place
+    model.fit(x, y, **FIT, num_processes=2)
+
+
+def test_outlines_of_unlike_objects() -> None:
+    one, other = with_layer(lambda: L.Dense(2)), with_layer(lambda: L.Dense(2))
+    other.layers[1].factor = 3.0
+    ours, theirs = (heap.dump_model(model)[1] for model in (one, other))
+    outlines.check(outlines.outline_of(ours), outlines.outline_of(ours), 0)
+    with pytest.raises(ShippingError, match=r"here, .* in worker 1\."):
+        outlines.check(outlines.outline_of(ours), outlines.outline_of(theirs), 1)
+
+
+class Growing(L.Layer):  # type: ignore[misc]
+    """A layer with a text and an array of any length in variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = tf.Variable("a", trainable=False)
+        self.grown = tf.Variable([0.0], shape=[None], trainable=False, validate_shape=False)
+        self.text.assign("abc")
+        self.grown.assign([1.0, 2.0, 3.0])
+
+    def call(self, x: Any) -> Any:
+        length = tf.strings.length(self.text.read_value())
+        total = tf.reduce_sum(self.grown.read_value())
+        return x * tf.cast(length, x.dtype) + tf.cast(total, x.dtype)
+
+
+def test_values_of_variables_without_numbers_or_shape(float64: None) -> None:
+    x, y = data()
+    histories = []
+    for more in ({}, {"num_processes": 2}):
+        histories.append(with_layer(Growing).fit(x, y, **FIT, **more).history)
+    assert_same_history(histories[1], histories[0])
