@@ -46,6 +46,7 @@ import numpy as np
 from nanotf.compat.keras_common import (
     flat_layers,
     has_own_step,
+    holds_numbers,
     leaving_behind,
     source_module,
 )
@@ -103,12 +104,11 @@ def trainable_variables(model: Any) -> list[Any]:
 
 def model_variables(model: Any) -> list[Any]:
     # `model.variables` also has lookup tables, and shapeless variables of layers not adapted yet.
-    tf = require_tensorflow()
     with _unbuilt_parts_have_none():
-        variables = [v for v in model.variables if isinstance(v, tf.Variable)]
+        variables = list(model.variables)
     # An adapted layer counts documents; a layer that was given its vocabulary does not.
     counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
-    variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
+    variables = [v for v in variables if holds_numbers(v) and id(v) not in counts]
     # The progress bar reads the counters if the number of steps is not known in advance.
     return variables + step_counters(model) + seed_variables(model)
 

@@ -7,6 +7,7 @@ end.
 | private name | versions seen | why |
 | --- | --- | --- |
 | `resource_variable_ops.UninitializedVariable`, `BaseResourceVariable._handle`, its `_parent_trackable` | 2.14-2.21 | a variable without a value takes no memory |
+| `DistributedVariable._values` | 2.14-2.21 | see `_is_of_replicas` |
 | the attributes in `_OF_PROCESS` | 2.14-2.21 | they are valid only in the process that made the variable |
 """
 
@@ -29,6 +30,7 @@ _OF_PROCESS = frozenset(
     {
         "_cached_shape_as_list",
         "_cached_value",
+        "_distributed_container",
         "_dtype",
         "_graph_element",
         "_graph_key",
@@ -48,12 +50,17 @@ def behind(variable: Any) -> Any:
     Keras 2's casting variables, and the quantized variables of libraries, wrap others.
     """
     kind = require_tensorflow().Variable
-    while not {"_handle", "_values"} & vars(variable).keys():  # a strategy's have `_values`
+    while "_handle" not in vars(variable) and not _is_of_replicas(variable):
         inner = next((v for v in vars(variable).values() if isinstance(v, kind)), None)
         if inner is None:
             break
         variable = inner
     return variable
+
+
+def _is_of_replicas(variable: Any) -> bool:
+    """Returns True for a strategy's variable, which has one for each replica."""
+    return "_values" in vars(variable)
 
 
 def kind_of(variable: Any) -> dict[str, Any]:
@@ -88,7 +95,7 @@ def without_value(cls: Any, shape: Any, dtype: str, kind: Mapping[str, Any]) -> 
 
 def set_attributes(variable: Any, found: Mapping[str, Any]) -> None:
     """Sets the `attributes` of another process's variable."""
-    if isinstance(variable, require_tensorflow().distribute.DistributedValues):
+    if _is_of_replicas(variable):
         for replica in variable._values:
             vars(replica).update(found)
     else:
@@ -105,13 +112,12 @@ def _usual(shape: Any, dtype: str) -> dict[str, Any]:
 
 def class_of(variable: Any) -> Any:
     """Returns the class of a variable, or of its replicas, made under a strategy."""
-    own = isinstance(variable, require_tensorflow().distribute.DistributedValues)
-    return type(variable._values[0] if own else variable)
+    return type(variable._values[0] if _is_of_replicas(variable) else variable)
 
 
 def attributes(variable: Any) -> dict[str, Any]:
     """Returns a variable's attributes without those that are valid only in this process."""
-    if isinstance(variable, require_tensorflow().distribute.DistributedValues):
+    if _is_of_replicas(variable):
         variable = variable._values[0]
     left_out, usual = _OF_PROCESS, _usual_plain()
     found = vars(variable).items()

@@ -100,13 +100,19 @@ class _FunctionalMaker:
 
 def _maker(obj: Any) -> Any:
     """Returns the maker of a bare object: its class, or an object with `make()`."""
-    if isinstance(obj, require_tensorflow().Variable):
-        if values.behind(obj) is not obj:
-            return generation().class_of_wrapper(obj)
-        kind = values.kind_of(obj)
-        return _VariableMaker(values.class_of(obj), obj.shape, obj.dtype.name, kind)
+    cls = class_of(obj)
+    if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
+        return _VariableMaker(cls, obj.shape, obj.dtype.name, values.kind_of(obj))
     is_functional = isinstance(obj, keras_names.functional_class())
-    return _FunctionalMaker(type(obj)) if is_functional else type(obj)
+    return _FunctionalMaker(cls) if is_functional else cls
+
+
+def class_of(obj: Any) -> Any:
+    """Returns the class that an object has in a worker, whatever strategy it was made under."""
+    if not isinstance(obj, require_tensorflow().Variable):
+        return type(obj)
+    is_own = values.behind(obj) is obj
+    return values.class_of(obj) if is_own else generation().class_of_wrapper(obj)
 
 
 def _travels(name: str) -> bool:

@@ -41,7 +41,7 @@ def outline_of(numbered: Sequence[Any]) -> bytes:
 def _outlines(numbered: Sequence[Any]) -> Iterator[tuple[str, dict[str, str]]]:
     numbers = {id(obj): number for number, obj in enumerate(numbered)}
     for obj in numbered:
-        cls: Any = type(obj)
+        cls: Any = heap.class_of(obj)
         if summaries.is_writer_class(cls):
             yield "a writer of summaries", {}
             continue

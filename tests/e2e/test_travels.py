@@ -438,3 +438,18 @@ def test_values_of_variables_without_numbers_or_shape(float64: None) -> None:
     for more in ({}, {"num_processes": 2}):
         histories.append(with_layer(Growing).fit(x, y, **FIT, **more).history)
     assert_same_history(histories[1], histories[0])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_model_made_under_a_strategy(policy: str) -> None:
+    x, y = data()
+    histories = []
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        for more in ({}, {"num_processes": 2}):
+            with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+                model = with_layer(lambda: L.Dense(2))
+            histories.append(model.fit(x, y, **FIT, **more).history["loss"])
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    np.testing.assert_allclose(*histories, rtol=2e-2 if policy != "float32" else 1e-5)
