@@ -2,7 +2,7 @@
 
 An outline lists, for each object that is sent by number, its attributes and what each is: a number
 or a text itself, another object's number, a container's class and items, or a class. It does not
-see values of variables and arrays, the inside of objects that are not sent by number, nor anything
+see values of variables and arrays, attributes of objects that are not sent by number, nor anything
 deeper than `_DEEPEST` containers or behind their first `_LONGEST` items.
 """
 
