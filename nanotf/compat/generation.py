@@ -32,7 +32,6 @@ class Generation(Protocol):
             over the data and cuts an epoch short if the data run out. Otherwise it keeps one
             iterator, and training ends when that does.
         KNOWS_ROWS_OF_BATCHES: bool, whether specs of array batches include the number of rows.
-        CONVERTS_STEPS: bool, whether AutoGraph converts the layers and losses of a step.
     """
 
     MODEL: str
@@ -46,7 +45,6 @@ class Generation(Protocol):
     PREDICTS_LISTS_OF_BATCHES: bool
     EACH_PASS_HAS_AN_ITERATOR: bool
     KNOWS_ROWS_OF_BATCHES: bool
-    CONVERTS_STEPS: bool
 
     # ------------------------------------------------------------------------ variables
     def variable_classes(self) -> tuple[Any, ...]:
@@ -87,6 +85,9 @@ class Generation(Protocol):
     # --------------------------------------------------------- objects in another process
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         """Returns a Keras object's attributes without those that are valid only in this process."""
+
+    def operation_config(self, obj: Any) -> dict[str, Any] | None:
+        """Returns the config of a layer that is a TensorFlow operation, None for other layers."""
 
     def class_of_wrapper(self, variable: Any) -> Any:
         """Returns the class of a variable around another, whatever strategy made that.
@@ -149,6 +150,9 @@ class Generation(Protocol):
 
     def context_of_calls(self) -> Any:
         """Returns what the calls around a layer's call pass on to it, such as `training`."""
+
+    def around_step(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for a traced step: in it AutoGraph converts what Keras lets it convert."""
 
     def converted_as_here(self, function: Any) -> Any:
         """Returns a loss's or metric's function, converted by AutoGraph as Keras converts it."""

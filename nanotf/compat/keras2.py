@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat import autograph
 from nanotf.compat.keras_common import (
     flat_layers,
     has_own_step,
@@ -71,7 +72,6 @@ PASSES_CAN_BE_STOPPED = False
 PREDICTS_LISTS_OF_BATCHES = False
 EACH_PASS_HAS_AN_ITERATOR = False
 KNOWS_ROWS_OF_BATCHES = False
-CONVERTS_STEPS = True
 
 
 # -------------------------------------------------------------------------------- variables
@@ -158,9 +158,17 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     # Reference counts by identity, and a metric's last result.
     for name in ("_obj_reference_counts_dict", "_call_result", *_BY_IDENTITY):
         found.pop(name, None)
+    if operation_config(obj) is not None:  # its `__init__` makes both
+        found = {name: v for name, v in found.items() if name not in ("call", "function")}
     if "_tensor_usage_count" in found:
         found["_tensor_usage_count"] = {}
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
+
+
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    is_operation = type(obj).__module__ == source_module("layers.core.tf_op_layer").__name__
+    config: dict[str, Any] | None = obj.get_config() if is_operation else None
+    return config
 
 
 def class_of_wrapper(variable: Any) -> Any:
@@ -235,12 +243,16 @@ def context_of_calls() -> Any:
     return here.training, source_module("backend").learning_phase() if here.training is None else 0
 
 
+def around_step() -> contextlib.AbstractContextManager[None]:
+    return autograph.converting()
+
+
 def converted_as_here(function: Any) -> Any:
     tf = require_tensorflow()
     if tf.executing_eagerly():
         return function
-    autograph: Any = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
+    convert: Any = tf.__internal__.autograph
+    return convert.tf_convert(function, convert.control_status_ctx())
 
 
 def steps_per_execution(model: Any) -> int:

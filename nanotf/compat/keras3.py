@@ -67,7 +67,6 @@ PASSES_CAN_BE_STOPPED = True
 PREDICTS_LISTS_OF_BATCHES = True
 EACH_PASS_HAS_AN_ITERATOR = True
 KNOWS_ROWS_OF_BATCHES = True
-CONVERTS_STEPS = False
 
 
 # -------------------------------------------------------------------------------- variables
@@ -145,6 +144,10 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    return None
+
+
 def class_of_wrapper(variable: Any) -> Any:
     return type(variable)
 
@@ -217,6 +220,10 @@ def context_of_calls() -> Any:
     here = source_module("backend.common.global_state").get_global_attribute("current_call_ctx")
     known = {} if here is None else vars(here)
     return tuple(sorted((name, repr(v)) for name, v in known.items() if name != "entry_layer"))
+
+
+def around_step() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def converted_as_here(function: Any) -> Any:

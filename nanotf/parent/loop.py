@@ -51,7 +51,6 @@ from nanotf.shipping import (
     jobs,
     mutables,
     objects,
-    outlines,
     programs,
     streams,
     summaries,
@@ -210,7 +209,6 @@ class _LoopCall(calls.Call):
         self.shipment, self.packer = self.manifest.ship()
         self.variables = objects.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
-        self.outline = b""  # of the objects, once a worker has told its own
         # Complete passes over each source: when the last save began, and by path of a checkpoint.
         # A worker may die after it wrote the last save's files, before it could report them.
         self.complete = [0] * len(self.sources)
@@ -292,9 +290,6 @@ class _LoopCall(calls.Call):
     def hear(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
-        elif isinstance(message, messages.Outlined):
-            self.outline = self.outline or outlines.outline_of(self.manifest.numbered)
-            outlines.check(self.outline, message.outline, message.rank)
         elif isinstance(message, messages.Summary):
             summaries.write(message, self.manifest.numbered, {})
         elif isinstance(message, messages.Wrote):
@@ -405,12 +400,9 @@ class _LoopCall(calls.Call):
             "object": manifest.numbered,
             "mutable": manifest.shipped,
         }
-        (optimizers,), grown = load_result(message.grown, block, known)
+        (value, changed, compiled, optimizers), made = load_result(message.value, block, known)
         for number, attributes in optimizers.items():
             vars(manifest.numbered[number]).update(attributes)
-        known["grown"] = grown
-        (value, changed, compiled), made = load_result(message.value, block, known)
-        made = [*grown, *made]
         self.build([*manifest.numbered, *made], found, compiled)
         seeded = Chance.capture().tensorflow is not None
         (ended.chance if seeded else ended.chance._replace(tensorflow=None)).restore()
@@ -429,7 +421,7 @@ class _LoopCall(calls.Call):
             manifest.forget()
         elif optimizers:
             with contextlib.suppress(ShippingError):  # then the next call traces again
-                manifest.grow(grown)
+                manifest.grow(optimizers)
         return value
 
     def build_layers(self, found: built.Built) -> list[Any]:

@@ -14,7 +14,7 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData, Stream
-from nanotf.shipping import heap, jobs, outlines, pickling, summaries
+from nanotf.shipping import heap, jobs, pickling, summaries
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -152,9 +152,6 @@ class ModelCall(calls.Call):
         if isinstance(message, messages.Summary):
             counters = keras_names.counters_of_steps(self.model)
             summaries.write(message, self.numbered, self.traced.summaries, counters)
-            return
-        if isinstance(message, messages.Outlined):
-            outlines.check(self.traced.outline, message.outline, message.rank)
             return
         assert isinstance(message, messages.Event), message
         self.callbacks.call(message.hook, message.index, message.logs)

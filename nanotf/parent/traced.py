@@ -17,7 +17,6 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
-from nanotf.shipping import outlines
 
 _numbers = itertools.count(1)
 _TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Traced`
@@ -30,7 +29,6 @@ class Traced:
     Args:
         heap: bytes, the model, pickled by `shipping.heap.dump_model`.
         numbered: list of the objects that are sent by number.
-        outline: bytes, of these objects, see `shipping.outlines`; empty until it is noted.
         trainable: list of the variables that were trained.
         number: int, another one for each set of Keras's functions. Random operations in them count
             what they have drawn, so workers reuse the functions of one set only. 0 if steps run
@@ -43,7 +41,6 @@ class Traced:
     heap: bytes
     numbered: list[Any]
     trainable: list[Any]
-    outline: bytes = b""
     number: int = 0
     runs_python: bool | None = None
     attributes: tuple[dict[str, Any], ...] | None = None
@@ -76,7 +73,6 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
     for step, specs in specs_by_step.items():
         function = None if model.run_eagerly else keras_names.step_function(model, step)
         if not hasattr(function, "__dict__"):
-            now.outline = outlines.outline_of(numbered)
             return now
         by_kind = vars(function).setdefault(_TRACED, {})
         known = by_kind.get(repr(specs))
@@ -85,7 +81,6 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
         found = found or known
     found = found or now
     found.number = found.number or _number_for(model, found)
-    found.outline = found.outline or outlines.outline_of(found.numbered)
     return found
 
 

@@ -73,6 +73,12 @@ def _is_numbered(cls: Any) -> bool:
     return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
 
 
+def is_sent_apart(obj: Any) -> bool:
+    """Returns True for an object that is sent separately, by number."""
+    cls: Any = type(obj)
+    return bool(_is_numbered(cls))
+
+
 # ---------------------------------------------------------------------- makers of bare objects
 @dataclasses.dataclass(frozen=True)
 class _VariableMaker:
@@ -98,8 +104,22 @@ class _FunctionalMaker:
         return pickling.bare(self.cls)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OperationMaker:
+    """Maker of a layer that is a TensorFlow operation: its class makes its `call`."""
+
+    cls: Any
+    config: dict[str, Any]
+
+    def make(self) -> Any:
+        return self.cls.from_config(self.config)
+
+
 def _maker(obj: Any) -> Any:
     """Returns the maker of a bare object: its class, or an object with `make()`."""
+    config = generation().operation_config(obj)
+    if config is not None:
+        return _OperationMaker(type(obj), config)
     cls = class_of(obj)
     if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
         return _VariableMaker(cls, obj.shape, obj.dtype.name, values.kind_of(obj))

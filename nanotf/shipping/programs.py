@@ -30,7 +30,7 @@ import inspect
 import io
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nanotf.errors import ShippingError
@@ -64,12 +64,12 @@ class Grown:
 
     Args:
         key: bytes, of its `Shipment`.
-        places: tuple of int, for each object of the heap, its place in that call's heap, followed
-            by the objects that came back from the workers.
+        paths: tuple of tuples, for each object of the heap: the number of an object of that call's
+            heap, and what leads to it from there, see `_step`.
     """
 
     key: bytes
-    places: tuple[int, ...]
+    paths: tuple[tuple[Any, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,21 +320,23 @@ class Manifest:
         self._key = key.digest()
         return Shipment(self._heap, pickled, self._key, _grown.get(self._key)), packer
 
-    def grow(self, made: Sequence[Any]) -> None:
+    def grow(self, numbers: Iterable[int]) -> None:
         """Lets workers use their objects in the next call, to which this one has added others.
 
         An optimizer gets its variables in the first step. Without this, all functions of the next
         call would be traced again.
 
         Args:
-            made: sequence of objects that came back from the workers.
+            numbers: iterable of int, of the objects that have others as attributes now.
         """
         again = Manifest(self._function, self._call)
         shipment, _ = again.ship()
-        place = {id(obj): at for at, obj in enumerate([*self.numbered, *made])}
-        if all(id(obj) in place for obj in again.numbered):
-            places = tuple(place[id(obj)] for obj in again.numbered)
-            _grown[shipment.key] = Grown(self._key, places)
+        paths = {id(obj): (number,) for number, obj in enumerate(self.numbered)}
+        for number in numbers:
+            _find_paths(self.numbered[number], (number,), paths)
+        found = tuple(paths.get(id(obj), ()) for obj in again.numbered)
+        if all(found):
+            _grown[shipment.key] = Grown(self._key, found)
         while len(_grown) > _GROWN_KEPT:
             del _grown[next(iter(_grown))]
 
@@ -349,6 +351,27 @@ class Manifest:
 _changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Manifest.forget`
 _grown: dict[bytes, Grown] = {}  # by key, see `Manifest.grow`; the oldest first
 _GROWN_KEPT = 8
+_LONGEST_PATH = 6
+
+
+def _step(obj: Any, key: Any) -> Any:
+    """Returns an item of a list or tuple by its place, another object's attribute by its name."""
+    return list(obj)[key] if isinstance(key, int) else vars(obj)[key]
+
+
+def _find_paths(obj: Any, path: tuple[Any, ...], paths: dict[int, tuple[Any, ...]]) -> None:
+    """Adds the paths to the objects that one refers to, by id, through attributes and lists."""
+    if len(path) > _LONGEST_PATH:
+        return
+    if isinstance(obj, (list, tuple)):
+        inside: Iterable[tuple[Any, Any]] = enumerate(obj)
+    else:
+        inside = sorted(getattr(obj, "__dict__", {}).items())
+    for key, value in inside:
+        is_inside = isinstance(value, (list, tuple)) or heap.is_sent_apart(value)
+        if is_inside and id(value) not in paths:
+            paths[id(value)] = (*path, key)
+            _find_paths(value, (*path, key), paths)
 
 
 # --------------------------------------------------------------------------- in a worker
@@ -382,12 +405,11 @@ class Program:
     def _take(self, numbered: list[Any]) -> None:
         self.numbered = numbered
         self._held = mutables.held_by(numbered)
-        self.made: list[Any] = []  # objects of the last call that went to the parent
 
     def grow(self, grown: Grown) -> None:
         """Numbers the objects as the parent does after a call that has added some."""
-        objs = [*self.numbered, *self.made]
-        self._take([objs[place] for place in grown.places])
+        start = self.numbered
+        self._take([functools.reduce(_step, path, start[number]) for number, *path in grown.paths])
 
     def begin(self, pickled: Pickled, block: Block | None) -> None:
         """Begins a call.

@@ -199,21 +199,6 @@ class Event(Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outlined(Message):
-    """Worker -> parent: it has made the objects of a job.
-
-    Args:
-        job: int.
-        rank: int.
-        outline: bytes, see `shipping.outlines`.
-    """
-
-    job: int
-    rank: int
-    outline: bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class Summary(Message):
     """Worker -> parent, rank 0: a step has written to a writer of summaries.
 
@@ -486,14 +471,12 @@ class Returned(Message):
     Args:
         job: int.
         value: `shipping.packing.Pickled`.
-        grown: `shipping.packing.Pickled`, the attributes of optimizers that it built, by number.
         built: `shipping.packing.Pickled` of a `jobs.Built`.
         nbytes: int, the block's size in bytes.
     """
 
     job: int
     value: Any
-    grown: Any
     built: Any
     nbytes: int
 

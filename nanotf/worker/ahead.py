@@ -82,18 +82,18 @@ class Ahead:
             step: function of one batch, run in a graph.
         """
 
-        # As in Keras, AutoGraph converts at most what the user's step calls, see `leave_alone`.
-        converts = generation().CONVERTS_STEPS
-
-        @tf.function(reduce_retracing=True, autograph=converts)
+        # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
+        @tf.function(reduce_retracing=True, autograph=False)
         def on_data(data: Any) -> Any:
             self._traces[False] = _Trace(tf.compat.v1.get_default_graph())
-            return step(data)
+            with generation().around_step():
+                return step(data)
 
-        @tf.function(reduce_retracing=True, autograph=converts)
+        @tf.function(reduce_retracing=True, autograph=False)
         def on_whole(rows: Any) -> Any:
             self._traces[True] = _Trace(tf.compat.v1.get_default_graph())
-            return step((rows, tf.zeros([0, 0], tf.bool)))
+            with generation().around_step():
+                return step((rows, tf.zeros([0, 0], tf.bool)))
 
         @tf.function(reduce_retracing=True, autograph=False)
         def one(iterator: Any) -> Any:

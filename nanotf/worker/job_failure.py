@@ -5,12 +5,16 @@ from __future__ import annotations
 import pickle
 import traceback
 
+from nanotf.compat import autograph
+from nanotf.errors import NanoError
 from nanotf.shipping import pickling
 from nanotf.wire import messages
 
 
 def job_failed(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     """Returns the message for a job that raised, with the exception itself if it can be pickled."""
+    before = autograph.before_conversion(error)
+    error = before if isinstance(before, NanoError) else error
     try:
         pickled = pickling.dumps(error)
         pickle.loads(pickled)

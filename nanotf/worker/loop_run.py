@@ -125,12 +125,11 @@ class _KeptProgram:
     """A program that this worker keeps between calls, with the graphs of its steps.
 
     Args:
-        number: int, of the job.
         job: `jobs.LoopJob`.
         session: `session.Session`.
     """
 
-    def __init__(self, number: int, job: jobs.LoopJob, session: Any) -> None:
+    def __init__(self, job: jobs.LoopJob, session: Any) -> None:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
@@ -139,7 +138,6 @@ class _KeptProgram:
         self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
-            session.tell_outline(number, self.program.numbered)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
@@ -273,18 +271,15 @@ class LoopRun:
         self.parts = kept.ledger.parts
         self.changes = stands.changes()
         with distribute.single_process():
-            packer = packing.Packer()
-            known = self._known(program, compilations)
-            grown = {"builds": self._grown(program)}
-            pickled, program.made = dump_result(grown, known, packer)
             if session.rank == 0:
                 self._send(
                     program,
-                    (packer, pickled, known),
+                    compilations,
                     {
                         "returns": value,
                         "leaves in an object of its caller's": before.changed(),
                         "compiles": self._compiled(program, compilations),
+                        "builds": self._grown(program),
                     },
                 )
         return self._end(kept)
@@ -299,7 +294,7 @@ class LoopRun:
             before.program.grow(grown)
             kept[key] = before
         if key not in kept:
-            kept[key] = _KeptProgram(self.number, job, self.session)
+            kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)
@@ -387,20 +382,19 @@ class LoopRun:
     def _send(
         self,
         program: programs.Program,
-        begun: tuple[packing.Packer, packing.Pickled, dict[str, Any]],
+        compilations: list[Any],
         parts: dict[str, Any],
     ) -> None:
         """Sends the parent the parts of the result, and a description of the built objects."""
-        packer, grown, known = begun
-        pickled, made = dump_result(parts, {**known, "grown": program.made}, packer)
-        made = [*program.made, *made]
+        packer = packing.Packer()
+        pickled, made = dump_result(parts, self._known(program, compilations), packer)
         new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
         builds = self._built([*program.numbered, *made], made, new)
         pickled_built, _ = dump_result({"builds": builds}, {}, packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
-        message = messages.Returned(self.number, pickled, grown, pickled_built, block.nbytes)
+        message = messages.Returned(self.number, pickled, pickled_built, block.nbytes)
         self.session.channel.send(message, [block.fd])
         block.close_fd()
 

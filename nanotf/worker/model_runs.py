@@ -107,7 +107,7 @@ class _ModelRun:
         job, session = self.job, self.session
         self._restore_random_states()
         session.follow_seed(job)
-        kept = session.model(self.number, job.heap, job.trace, job.specs, **parts)
+        kept = session.model(job.heap, job.trace, job.specs, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.

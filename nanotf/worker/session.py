@@ -9,7 +9,7 @@ import functools
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import heap, inputs, jobs, outlines, pickling, streams
+from nanotf.shipping import heap, inputs, jobs, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -148,7 +148,6 @@ class Session:
 
     def model(
         self,
-        job: int,
         data: bytes,
         trace: int,
         specs: Any,
@@ -166,7 +165,6 @@ class Session:
         kept = self._models.get(key)
         if kept is None or (trains and kept.has_optimizer and kept.shards != shards):
             model, numbered = heap.load_model(data)
-            self.tell_outline(job, numbered)
             ahead = replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered, ahead)
         self._models.move_to_end(key)
@@ -177,11 +175,6 @@ class Session:
         if trains and not kept.has_optimizer:
             self._build_optimizers(kept, specs, shards)
         return kept
-
-    def tell_outline(self, job: int, numbered: Sequence[Any]) -> None:
-        """Lets the parent compare objects that have just arrived with its own."""
-        outline = outlines.outline_of(numbered)
-        self.channel.send(messages.Outlined(job, self.rank, outline))
 
     def _drop_oldest(self) -> None:
         _, kept = self._models.popitem(last=False)

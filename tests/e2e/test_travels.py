@@ -16,9 +16,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state
 
 from nanotf import nano
-from nanotf.errors import ShippingError
 from nanotf.keras import Model
-from nanotf.shipping import heap, outlines
 
 pytestmark = pytest.mark.both_generations
 
@@ -391,29 +389,6 @@ def test_datasets_of_a_model(float64: None) -> None:
         models.append(model)
     assert_same_history(histories[1], histories[0])
     assert_same_state(models[1], models[0])
-
-
-# ------------------------------------------------------------------ what does not arrive as it was
-def test_what_arrives_otherwise_is_refused_by_name() -> None:
-    x, y = data()
-    model = with_layer(lambda: L.Dense(2))
-    model.layers[1].place = tf.Variable(1.0).handle
-    weights = model.get_weights()
-    with pytest.raises(ShippingError, match=r"`place` of object \d+, of class Dense.*worker"):
-        model.fit(x, y, **FIT, num_processes=2)
-    for before, after in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(after, before)
-    del model.layers[1].place
-    model.fit(x, y, **FIT, num_processes=2)
-
-
-def test_outlines_of_unlike_objects() -> None:
-    one, other = with_layer(lambda: L.Dense(2)), with_layer(lambda: L.Dense(2))
-    other.layers[1].factor = 3.0
-    ours, theirs = (heap.dump_model(model)[1] for model in (one, other))
-    outlines.check(outlines.outline_of(ours), outlines.outline_of(ours), 0)
-    with pytest.raises(ShippingError, match=r"here, .* in worker 1\."):
-        outlines.check(outlines.outline_of(ours), outlines.outline_of(theirs), 1)
 
 
 class Growing(L.Layer):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap, outlines
+from nanotf.shipping import heap
 
 L = tf.keras.layers
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -20,7 +20,7 @@ def sent(model: Any) -> Any:
     """Returns the model after a pickle round trip, with the values of the original's variables."""
     data, ours = heap.dump_model(model)
     copy, theirs = heap.load_model(data)
-    outlines.check(outlines.outline_of(ours), outlines.outline_of(theirs), 0)
+    assert [type(obj) for obj in theirs] == [type(obj) for obj in ours]
     for one, other in zip(ours, theirs, strict=True):
         assert one is not other
         if isinstance(one, tf.Variable):
