@@ -8,6 +8,7 @@ a user's step stays as it is, too.
 
 **Leftover files.** `tensorflow.python.autograph.pyct.loader.load_source` writes each converted
 function to a temporary file and removes it when Python exits. A worker does not exit that way.
+
 **Errors.** `api.StagingError` replaces errors of unknown classes that converted code raises.
 
 **Steps.** `ag_ctx.ControlStatusCtx` and `converter.ConversionOptions` tell `tf_convert` what to do.

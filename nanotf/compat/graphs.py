@@ -176,7 +176,7 @@ def new_graph(name: str) -> Any:
 def elsewhere(dtype: Any, shape: Any) -> Any:
     """Returns a tensor of a graph that nothing runs, in place of another process's tensor."""
     tf = require_tensorflow()
-    with tf.__internal__.FuncGraph("elsewhere").as_default():
+    with new_graph("elsewhere").as_default():
         return tf.compat.v1.placeholder(dtype, shape)
 
 

@@ -49,12 +49,14 @@ def behind(variable: Any) -> Any:
 
     Keras 2's casting variables, and the quantized variables of libraries, wrap others.
     """
-    kind = require_tensorflow().Variable
+    kind, seen = require_tensorflow().Variable, {id(variable)}
     while "_handle" not in vars(variable) and not _is_of_replicas(variable):
-        inner = next((v for v in vars(variable).values() if isinstance(v, kind)), None)
-        if inner is None:
+        inner = (v for v in vars(variable).values() if isinstance(v, kind) and id(v) not in seen)
+        found = next(inner, None)
+        if found is None:
             break
-        variable = inner
+        variable = found
+        seen.add(id(variable))
     return variable
 
 

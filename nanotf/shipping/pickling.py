@@ -14,7 +14,6 @@ import ast
 import contextlib
 import copyreg
 import dataclasses
-import functools
 import inspect
 import io
 import linecache
@@ -39,13 +38,6 @@ def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
     return functions.for_worker(python_function, options)
 
 
-@functools.cache
-def _builtin_new(cls: Any) -> Any:
-    """Returns the `__new__` that a class's own ones call at last."""
-    own = (vars(base).get("__new__") for base in cls.__mro__)
-    return next(new for new in own if isinstance(new, types.BuiltinFunctionType))
-
-
 def bare(cls: Any, *content: Any) -> Any:
     """Makes an object of a class without the class's code: it has no attributes.
 
@@ -53,7 +45,10 @@ def bare(cls: Any, *content: Any) -> Any:
         cls: type.
         *content: of an immutable built-in class from which it is derived, such as a tuple's items.
     """
-    return _builtin_new(cls)(cls, *content)
+    own = (vars(base).get("__new__") for base in cls.__mro__)
+    # The `__new__` that the class's own ones call at last.
+    new = next(each for each in own if isinstance(each, types.BuiltinFunctionType))
+    return new(cls, *content)
 
 
 def _as_bare(obj: Any) -> Any:

@@ -274,7 +274,6 @@ class LoopRun:
             if session.rank == 0:
                 self._send(
                     program,
-                    compilations,
                     {
                         "returns": value,
                         "leaves in an object of its caller's": before.changed(),
@@ -367,11 +366,11 @@ class LoopRun:
     def _has_new(self, holder: Any) -> bool:
         return any(id(variable) not in self.known for variable in objects.variables_of(holder))
 
-    def _known(self, program: programs.Program, compilations: list[Any]) -> dict[str, Any]:
+    def _known(self, program: programs.Program, parts: dict[str, Any]) -> dict[str, Any]:
         """Returns the objects that the parent has, or builds, see `results.Known`."""
-        models = [program.numbered[number] for number in self._compiled(program, compilations)]
+        models = [program.numbered[number] for number in parts["compiles"]]
         anew = {id(c) for model in models for c in keras_names.compile_containers(model)}
-        for number in self._grown(program):
+        for number in parts["builds"]:
             anew |= set(map(id, keras_optimizers.own_parts(program.numbered[number])))
         return {
             "built": objects.parts_of(filter(self._has_built, program.numbered)),
@@ -382,12 +381,11 @@ class LoopRun:
     def _send(
         self,
         program: programs.Program,
-        compilations: list[Any],
         parts: dict[str, Any],
     ) -> None:
         """Sends the parent the parts of the result, and a description of the built objects."""
         packer = packing.Packer()
-        pickled, made = dump_result(parts, self._known(program, compilations), packer)
+        pickled, made = dump_result(parts, self._known(program, parts), packer)
         new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
         builds = self._built([*program.numbered, *made], made, new)
         pickled_built, _ = dump_result({"builds": builds}, {}, packer)

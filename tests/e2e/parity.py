@@ -24,6 +24,12 @@ def digits(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return images, data.target[:rows]
 
 
+def numbers(rows: int = 41) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of three numbers, and a target for each, in float64."""
+    random = np.random.default_rng(3)
+    return random.normal(size=(rows, 3)), random.normal(size=(rows, 1))
+
+
 def weights(rows: int) -> np.ndarray:
     """Returns sample weights, including zeros, that differ widely between rows."""
     return np.random.default_rng(7).integers(0, 5, rows).astype(tf.keras.backend.floatx())

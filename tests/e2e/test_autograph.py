@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import assert_same_history, assert_same_state
+from parity import assert_same_history, assert_same_state, numbers
 
 from nanotf import nano, nano_multiprocessing
 from nanotf.compat.versions import is_keras_3
@@ -17,13 +17,7 @@ from nanotf.keras import Model
 pytestmark = pytest.mark.both_generations
 
 L = tf.keras.layers
-ROWS = 41
 FIT = {"batch_size": 10, "epochs": 2, "verbose": 0}
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(3)
-    return random.normal(size=(ROWS, 3)), random.normal(size=(ROWS, 1))
 
 
 def controlled(x: Any) -> Any:
@@ -149,7 +143,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def results(name: str, **more: Any) -> Any:
     """Returns what a model's methods return, or the class of the first error."""
-    x, y = data()
+    x, y = numbers()
     tf.keras.utils.set_random_seed(1)
     try:
         model = MODELS[name]()
@@ -182,7 +176,7 @@ def test_what_keras_converts() -> None:
 
 
 def test_a_loop(float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     found = []
     for size in (None, 2):
         tf.keras.utils.set_random_seed(1)

@@ -13,21 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import assert_same_history, assert_same_state
+from parity import assert_same_history, assert_same_state, numbers
 
+import nanotf
 from nanotf import nano
 from nanotf.keras import Model
 
 pytestmark = pytest.mark.both_generations
 
 L = tf.keras.layers
-ROWS = 41
 FIT = {"batch_size": 10, "epochs": 2, "verbose": 0}
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(3)
-    return random.normal(size=(ROWS, 3)), random.normal(size=(ROWS, 1))
 
 
 # ------------------------------------------------------------------------------- variables
@@ -35,7 +30,7 @@ class Rounded(tf.Variable):  # type: ignore[misc]
     """A variable around another, whose values it rounds, as quantized variables do."""
 
     def __init__(self, latent: Any, step: float) -> None:
-        self.latent, self.step = latent, step
+        self.itself, self.latent, self.step = self, latent, step
 
     def value(self) -> Any:
         rounded = tf.round(self.latent / self.step) * self.step
@@ -177,7 +172,7 @@ def with_layer(make: Callable[[], Any], optimizer: Any = None) -> Any:
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.every_case
 def test_layers(name: str, float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     models, histories = [], []
     for more in ({}, {"num_processes": 2}):
         model = with_layer(LAYERS[name])
@@ -239,7 +234,7 @@ def refusing() -> Any:
 @pytest.mark.parametrize("make", [only_known, refusing], ids=lambda make: make.__name__)
 @pytest.mark.every_case
 def test_optimizers(make: Callable[[], Any], float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     models, histories = [], []
     for more in ({}, {"num_processes": 2}):
         model = make()
@@ -334,7 +329,7 @@ def library(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_classes_of_installed_packages_are_the_package_s(library: Any, float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     histories = []
     for more in ({}, {"num_processes": 2}):
         histories.append(with_layer(library.OfLibrary).fit(x, y, **FIT, **more).history)
@@ -378,7 +373,7 @@ class Retrieving(Model):  # type: ignore[misc]
 
 
 def test_datasets_of_a_model(float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     models, histories = [], []
     for more in ({}, {"num_processes": 2}):
         tf.keras.utils.set_random_seed(1)
@@ -408,7 +403,7 @@ class Growing(L.Layer):  # type: ignore[misc]
 
 
 def test_values_of_variables_without_numbers_or_shape(float64: None) -> None:
-    x, y = data()
+    x, y = numbers()
     histories = []
     for more in ({}, {"num_processes": 2}):
         histories.append(with_layer(Growing).fit(x, y, **FIT, **more).history)
@@ -417,7 +412,7 @@ def test_values_of_variables_without_numbers_or_shape(float64: None) -> None:
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_a_model_made_under_a_strategy(policy: str) -> None:
-    x, y = data()
+    x, y = numbers()
     histories = []
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
@@ -428,3 +423,61 @@ def test_a_model_made_under_a_strategy(policy: str) -> None:
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
     np.testing.assert_allclose(*histories, rtol=2e-2 if policy != "float32" else 1e-5)
+
+
+def test_an_optimizer_that_new_workers_get(float64: None) -> None:
+    """The workers of the call that built it have ended."""
+    x, y = numbers()
+    losses: list[list[float]] = []
+    for size in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        dense, optimizer = L.Dense(1), tf.keras.optimizers.Adam(0.05)
+        dense.build((None, 3))
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+
+        def train(batches: Any, dense: Any, optimizer: Any) -> list[float]:
+            found = []
+            for rows, targets in batches:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((dense(rows) - targets) ** 2)
+                gradients = tape.gradient(loss, dense.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, dense.trainable_variables, strict=True))
+                found.append(float(loss))
+            return found
+
+        run = train if size is None else nano(num_processes=size)(train)
+        first = run(batches, dense, optimizer)
+        if size is not None:
+            nanotf.shutdown()
+        losses.append([*first, *run(batches, dense, optimizer), *run(batches, dense, optimizer)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
+
+
+class ReadsVariables(L.Layer):  # type: ignore[misc]
+    """Reads a dataset of its variables: one is empty, one has no number, two are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        floatx = tf.keras.backend.floatx()
+        values = [[], [float("nan")], [1.0], [1.0]]
+        self.read = [tf.Variable(tf.constant(v, floatx), trainable=False) for v in values]
+        empty, nan, one, other = self.read
+
+        def row(number: Any) -> Any:
+            known = tf.where(tf.math.is_nan(nan), tf.zeros_like(nan), nan)
+            return tf.reduce_sum(empty) + known[0] + one[0] + other[0] * 2.0 + one[0] * 0.0
+
+        self.rows = tf.data.Dataset.range(3).map(row)
+        other.assign([5.0])
+
+    def call(self, x: Any) -> Any:
+        start = tf.zeros([], x.dtype)
+        return x * self.rows.reduce(start, lambda total, row: total + row)
+
+
+def test_a_dataset_of_unusual_variables(float64: None) -> None:
+    x, y = numbers()
+    histories = []
+    for more in ({}, {"num_processes": 2}):
+        histories.append(with_layer(ReadsVariables).fit(x, y, **FIT, **more).history)
+    assert_same_history(histories[1], histories[0])
