@@ -22,9 +22,11 @@ import numpy as np
 from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
+    DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     NanoError,
+    ShippingError,
     WorkerError,
     catchable_as,
 )
@@ -254,7 +256,10 @@ class Call:
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
-        return failure_of(self.workers.workers[message.rank], message)
+        error = failure_of(self.workers.workers[message.rank], message)
+        cause = error.__cause__
+        # These say all that there is to say; where nanotf's own code raised them helps nobody.
+        return cause if isinstance(cause, (DivergedError, ShippingError)) else error
 
     def collect(self) -> None:
         """Handles that all workers have ended the job; its blocks still exist."""

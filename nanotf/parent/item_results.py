@@ -94,7 +94,8 @@ def _result(outcome: Outcome) -> Any:
     """Returns the result that a worker has sent."""
     assert outcome.result is not None
     try:
-        return whole.load(outcome.result, outcome.block)
+        (result,) = whole.load(outcome.result, outcome.block, is_checked=False)
+        return result
     except Exception as error:
         raise NanoError(
             "The result of an item could not be unpickled in your process. Received: "

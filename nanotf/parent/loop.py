@@ -337,8 +337,6 @@ class _LoopCall(calls.Call):
     def failure(self, message: messages.JobFailed) -> BaseException:
         self.manifest.forget()
         error = super().failure(message)
-        if isinstance(error.__cause__, DivergedError):
-            return error.__cause__
         parted = self._parted(message, error.__cause__)
         if parted is None:
             return error

@@ -187,7 +187,7 @@ def task_of(
     packer, name = Packer(), item_arguments.name_of(function)
     parts = {f"The function {name}": function}
     parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
-    sent = Parcel(whole.dump_named(parts, packer, by_value=function), packer)
+    sent = Parcel(whole.dump(parts, packer, by_value=function), packer)
     parcels = [_parcel(f"Item {index}", item) for index, item in enumerate(items)]
     return Task(
         name,
@@ -203,4 +203,4 @@ def task_of(
 
 def _parcel(what: str, item: Any) -> Parcel:
     packer = Packer()
-    return Parcel(whole.dump(what, item, packer), packer)
+    return Parcel(whole.dump({what: item}, packer), packer)

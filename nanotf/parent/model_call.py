@@ -14,7 +14,7 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData, Stream
-from nanotf.shipping import heap, jobs, pickling, summaries
+from nanotf.shipping import heap, jobs, summaries
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -55,9 +55,7 @@ class ModelCall(calls.Call):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
-        with pickling.naming(f"The model {model.name!r}"):
-            now = self.dumped()
-        self.traced = traced.traced(model, *now, self.specs_by_step())
+        self.traced = traced.traced(model, *self.dumped(), self.specs_by_step())
         self.numbered = self.traced.numbered
         own = self.variables_to_send()
         self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.errors import ShippingError
 from nanotf.shipping import pickling
 from nanotf.shipping.packing import Packer
 from nanotf.wire.blocks import Block
@@ -66,10 +65,8 @@ def snapshot(dataset: Any, last: Snapshot | None = None) -> Snapshot:
         ShippingError: The dataset cannot be sent to another process; the message names it.
     """
     large: list[memoryview] = []
-    try:
+    with pickling.naming(f"The {type(dataset).__qualname__} that reader processes read"):
         body = _dumps(dataset, large)
-    except ShippingError as error:
-        raise _cannot_travel(dataset, error) from error
     same = dict[int, Block]()
     if last is not None:
         pairs = enumerate(zip(last.arrays, large, strict=False))
@@ -94,26 +91,6 @@ def _dumps(obj: Any, large: list[memoryview]) -> bytes:
     file = io.BytesIO()
     pickling.dump(_DatasetPickler(file, buffer_callback=is_inside), obj)
     return file.getvalue()
-
-
-def _cannot_travel(dataset: Any, error: ShippingError) -> ShippingError:
-    cls = type(dataset)
-    attributes = getattr(dataset, "__dict__", {})
-    culprit = next((name for name, value in attributes.items() if not _can_travel(value)), None)
-    where = "" if culprit is None else f", because of its attribute {culprit!r}"
-    return ShippingError(
-        "A dataset must be picklable to be read by reader processes. Received: a dataset of class "
-        f"{cls.__module__}.{cls.__qualname__}, which cannot be sent{where}. {error} Open files and "
-        "the like in __getitem__, or leave read_processes out."
-    )
-
-
-def _can_travel(value: Any) -> bool:
-    try:
-        _dumps(value, [])
-    except ShippingError:
-        return False
-    return True
 
 
 def _holds(block: Block, content: memoryview) -> bool:

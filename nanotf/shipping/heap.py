@@ -17,7 +17,8 @@ tells the receiver how to make it: a bare object, which gets its attributes late
 | `tf.data.Dataset` | its graph, and the variables that it reads |
 | `tf.distribute.Strategy` | the receiver's strategy |
 | tensor of a graph | type and shape: a tensor of another graph, which cannot be computed either |
-| resource, function that Keras has made for itself | None: useless elsewhere |
+| function that Keras has made for itself | None: useless elsewhere |
+| resource | None, which the check of what arrives (`outlines`) refuses in an object's attributes |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import hashlib
 import importlib
 import io
 import pickle
@@ -41,7 +43,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, objects, pickling, summaries, user_modules
+from nanotf.shipping import classes, objects, outlines, pickling, summaries, user_modules
 
 VALUE = "_nanotf_value"  # among a variable's attributes, if its value comes with them
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
@@ -135,6 +137,12 @@ def class_of(obj: Any) -> Any:
     return values.class_of(obj) if is_own else generation().class_of_wrapper(obj)
 
 
+def _outlined_class(maker: Any, obj: Any) -> Any:
+    """Returns the class that an outline names: the maker's if the receiver makes another object."""
+    is_same = isinstance(maker, type) or hasattr(maker, "cls")
+    return class_of(obj) if is_same else type(maker)
+
+
 def _travels(name: str) -> bool:
     return not name.startswith("_nanotf") or name == keras_names.DECLARED
 
@@ -148,7 +156,8 @@ def attributes_of(obj: Any) -> dict[str, Any]:
     if summaries.is_writer_class(cls):
         return {}
     is_variable = isinstance(obj, tf.Variable)
-    found = values.attributes(obj) if is_variable else vars(obj)
+    # A copy at once: a thread of the user's may add some.
+    found = values.attributes(obj) if is_variable else dict(vars(obj))
     found = {name: value for name, value in found.items() if _travels(name)}
     found = generation().for_another_process(obj, containers.as_new(found))
     inside = values.kept_inside(obj) if is_variable else None
@@ -181,7 +190,8 @@ class Pickler(pickling.Pickler):
         # Of an object whose class may refer to it, as in a method that names a global: the object
         # may be asked for before its class is complete, so each reference says how to make it.
         self._classes: dict[int, tuple[int, Any]] = {}
-        self._written = 0
+        self._makers: list[Any] = []
+        self._written: list[dict[str, Any]] = []
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) in _ATOMS:
@@ -190,6 +200,7 @@ class Pickler(pickling.Pickler):
         if found is None and (maker := self.maker(obj)) is not None:
             number = self._ids[id(obj)] = len(self.numbered)
             self.numbered.append(obj)
+            self._makers.append(maker)
             if isinstance(maker, type) and classes.is_foreign(maker):
                 self._classes[number] = number, maker
             return number, maker
@@ -208,11 +219,18 @@ class Pickler(pickling.Pickler):
 
     def dump_attributes(self) -> None:
         """Writes the attributes of all objects found so far, and of all reachable from them."""
-        while self._written < len(self.numbered):  # it grows in this loop
-            obj = self.numbered[self._written]
-            self._written += 1
-            with pickling.naming(f"An object of class {type(obj).__name__}"):
-                pickling.dump(self, self.attributes(obj))
+        while len(self._written) < len(self.numbered):  # it grows in this loop
+            obj = self.numbered[len(self._written)]
+            self._written.append(self.attributes(obj))
+            pickling.dump(self, self._written[-1], outlines.title(obj))
+
+    def for_trial(self) -> pickling.Pickler:
+        return Pickler(io.BytesIO(), lambda _: False, self._ids)
+
+    def outline(self) -> str:
+        """Returns the outline of the objects, as they were written."""
+        kinds = map(_outlined_class, self._makers, self.numbered)
+        return outlines.outline_of(zip(self.numbered, kinds, self._written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = containers.described(obj) or _replaced(obj)
@@ -365,6 +383,7 @@ class Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._made: dict[int, Any] = {}
+        self._makers: list[Any] = []
         self._known = known or {}
         self._read = 0
 
@@ -381,6 +400,7 @@ class Unpickler(pickle.Unpickler):
         number, maker = pid
         if number not in self._made:
             self._made[number] = self.make(maker)
+            self._makers.append(maker)
         return self._made[number]
 
     def make(self, maker: Any) -> Any:
@@ -408,36 +428,73 @@ class Unpickler(pickle.Unpickler):
         for checkpoint, attributes in checkpoints:
             checkpoint.__init__(**attributes)  # last, since it looks at what it saves
 
+    def outline(self) -> str:
+        """Returns the outline of the objects, as they are now."""
+        kinds = [_outlined_class(*each) for each in zip(self._makers, self.numbered, strict=True)]
+        made = zip(self.numbered, kinds, strict=True)
+        return outlines.outline_of(
+            (obj, cls, attributes_of(obj) if cls is class_of(obj) else {}) for obj, cls in made
+        )
 
-def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
-    """Pickles an object and everything reachable from it.
+
+def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
+    """Pickles objects and everything reachable from them.
 
     Args:
-        top: any object.
+        parts: mapping of each object's name in errors to the object.
         make: callable of a file, returns a new pickler.
 
     Returns:
         A tuple of bytes, for `load`, and of the pickler.
 
     Raises:
-        ShippingError: Something cannot be sent.
+        ShippingError: Something cannot be sent; names the part.
     """
     file = io.BytesIO()
     pickler = make(file)
-    pickling.dump(pickler, top)
-    pickler.dump_attributes()
+    pickling.dump(pickler, len(parts))
+    for name, part in parts.items():
+        with pickling.naming(name):
+            pickling.dump(pickler, part)
+            pickler.dump_attributes()
+    pickling.dump(pickler, _outline(file, pickler) if pickler.numbered else "[]")
     return file.getvalue(), pickler
 
 
-def load(unpickler: Unpickler) -> Any:
-    """Undoes `dump`; variables have no values yet.
+_outlines: dict[bytes, str] = {}  # by the bytes in front of them; the oldest first
+_OUTLINES_KEPT = 8
+
+
+def _outline(file: io.BytesIO, pickler: Pickler) -> str:
+    """Returns a pickler's outline, most often an earlier one's: equal bytes are equal objects."""
+    key = hashlib.sha256(file.getbuffer()).digest()
+    _outlines[key] = found = _outlines.pop(key, None) or pickler.outline()
+    while len(_outlines) > _OUTLINES_KEPT:
+        del _outlines[next(iter(_outlines))]
+    return found
+
+
+def load(unpickler: Unpickler, is_checked: bool = True) -> list[Any]:
+    """Undoes `dump`; variables of the sender's heap have no values yet.
+
+    Args:
+        unpickler: `Unpickler`.
+        is_checked: bool, default True, whether to compare the objects with the sender's.
 
     Returns:
-        The object that `dump` pickled.
+        A list of the objects that `dump` pickled.
+
+    Raises:
+        ShippingError: An object is not as it was.
     """
-    top = unpickler.load()
-    unpickler.load_attributes()
-    return top
+    parts = []
+    for _ in range(unpickler.load()):
+        parts.append(unpickler.load())
+        unpickler.load_attributes()
+    sent = unpickler.load()
+    if is_checked:
+        outlines.check(sent, unpickler.outline(), unpickler.numbered)
+    return parts
 
 
 # --------------------------------------------------------------------------------- models
@@ -484,7 +541,9 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     """
     modules = user_modules.ModulesByValue()
     try:
-        data, pickler = dump(model, lambda file: _ModelPickler(file, modules))
+        data, pickler = dump(
+            {f"The model {model.name!r}": model}, lambda file: _ModelPickler(file, modules)
+        )
     finally:
         modules.release()
     return data, pickler.numbered
@@ -497,7 +556,7 @@ def load_model(data: bytes) -> tuple[Any, list[Any]]:
         A tuple of the model and of the objects by number.
     """
     unpickler = Unpickler(io.BytesIO(data))
-    return load(unpickler), unpickler.numbered
+    return load(unpickler)[0], unpickler.numbered
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import copyreg
 import dataclasses
 import inspect
 import io
+import itertools
 import linecache
 import pathlib
 import pickle
@@ -31,6 +32,9 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import classes, user_modules
+
+_DEEPEST, _MOST = 10, 1000  # steps of a path in an error, and parts of an object that are tried
+_SHOWN = 500  # characters of an error
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
@@ -129,6 +133,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(obj)
         return _as_bare(obj) if reduced is NotImplemented else reduced
 
+    def for_trial(self) -> Pickler:
+        """Returns another pickler of what this one takes, to find what cannot be pickled."""
+        return Pickler(io.BytesIO(), lambda _: False)
+
     def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
         """Returns a tuple of the value of a closure's variable, empty if it has none."""
         try:
@@ -217,23 +225,66 @@ def dumps(obj: Any) -> bytes:
     return file.getvalue()
 
 
-def dump(pickler: Pickler, obj: Any) -> None:
-    """Pickles an object; raises `ShippingError` as `dumps` does."""
+def dump(pickler: Pickler, obj: Any, holder: str = "") -> None:
+    """Pickles an object; raises `ShippingError` as `dumps` does.
+
+    Args:
+        pickler: `Pickler`.
+        obj: any object.
+        holder: str, the name of the object whose attributes it is, for the error.
+    """
     try:
         pickler.dump(obj)
     except ShippingError:
         raise
     except Exception as error:
+        path, culprit = _culprit(pickler, obj)
+        cls, where = type(culprit), " of ".join(filter(None, (path and f"`{path}`", holder)))
+        received = ", ".join(
+            filter(None, (where, f"an object of class {cls.__module__}.{cls.__qualname__}"))
+        )
         raise ShippingError(
-            "Everything that a job refers to must be picklable to reach the workers. "
-            f"Received: {_describe(obj)}, and {type(error).__name__}: {error}. "
+            "Everything that a job refers to must be picklable to reach another process. "
+            f"Received: {received}, and {type(error).__name__}: {str(error)[:_SHOWN]}. "
             "Keep open files, sockets, threads and the like out of models, losses, metrics and "
-            "the functions that they use."
+            "the functions that they use: open them where they are used."
         ) from error
 
 
-def _describe(obj: Any) -> str:
-    return f"an object of class {type(obj).__module__}.{type(obj).__qualname__}"
+def _culprit(pickler: Pickler, obj: Any) -> tuple[str, Any]:
+    """Returns the path to the innermost part of an object that cannot be pickled, and the part."""
+    path = ""
+    for _ in range(_DEEPEST):
+        parts = itertools.islice(_parts(obj), _MOST)
+        found = next(((name, part) for name, part in parts if not _travels(pickler, part)), None)
+        if found is None:
+            break
+        path, obj = path + found[0], found[1]
+    return path.lstrip("."), obj
+
+
+def _travels(pickler: Pickler, part: Any) -> bool:
+    try:
+        pickler.for_trial().dump(part)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object refers to, with the words that follow the object's own."""
+    if isinstance(obj, (list, tuple, set, frozenset)):
+        yield from ((f"[{place}]", item) for place, item in enumerate(obj))
+        return
+    if isinstance(obj, types.FunctionType):
+        found = {name: obj.__globals__.get(name) for name in obj.__code__.co_names}
+        found |= inspect.getclosurevars(obj).nonlocals
+    elif isinstance(obj, types.MethodType):
+        found = {"__self__": obj.__self__}
+    else:
+        found = obj if isinstance(obj, dict) else getattr(obj, "__dict__", {})
+    for name, item in dict(found).items():
+        yield (f".{name}" if str(name).isidentifier() else f"[{name!r}]"), item
 
 
 def loads(data: bytes) -> Any:
@@ -247,4 +298,4 @@ def naming(what: str) -> Iterator[None]:
     try:
         yield
     except ShippingError as error:
-        raise ShippingError(f"{what} cannot be sent to the workers. {error}") from error
+        raise ShippingError(f"{what} cannot be sent. {error}") from error.__cause__

@@ -219,7 +219,9 @@ class Manifest:
         with self._by_value():
             self._take_module(function)
             found = self._collect()
-            self._heap, pickler = heap.dump(found, lambda file: _Collector(self, file))
+            self._heap, pickler = heap.dump(
+                {"The call": found}, lambda file: _Collector(self, file)
+            )
         self.numbered: list[Any] = pickler.numbered
         held = mutables.held_by(self.numbered)
         self.held = len(held)

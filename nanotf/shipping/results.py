@@ -13,7 +13,7 @@ from typing import Any
 from nanotf.compat import keras_names, values
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, ShippingError
-from nanotf.shipping import heap, objects, pickling
+from nanotf.shipping import heap, objects
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -39,28 +39,10 @@ def dump_result(
     Raises:
         ShippingError: An object cannot be sent back.
     """
-    file, since = io.BytesIO(), len(packer)
-    pickler = Pickler(file, packer.add, _ids_of(known))
-    try:
-        pickling.dump(pickler, tuple(parts.values()))
-        pickler.dump_attributes()
-    except ShippingError as error:
-        does = next(does for does in parts if not _can_be_sent(parts[does], known))
-        raise ShippingError(
-            f"What a @nano function {does} must be picklable to come back from its worker. "
-            f"Received: {repr(parts[does])[:200]}. {error}"
-        ) from error
-    return Pickled(file.getvalue(), packer.places(since)), pickler.numbered
-
-
-def _can_be_sent(value: Any, known: Known) -> bool:
-    pickler = Pickler(io.BytesIO(), Packer().add, _ids_of(known))
-    try:
-        pickling.dump(pickler, value)
-        pickler.dump_attributes()
-    except ShippingError:
-        return False
-    return True
+    since, ids = len(packer), _ids_of(known)
+    named = {f"What a @nano function {does}": part for does, part in parts.items()}
+    data, pickler = heap.dump(named, lambda file: Pickler(file, packer.add, ids))
+    return Pickled(data, packer.places(since)), pickler.numbered
 
 
 def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
@@ -104,16 +86,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def load_result(pickled: Pickled, block: Block | None, known: Known) -> tuple[Any, list[Any]]:
+def load_result(pickled: Pickled, block: Block | None, known: Known) -> tuple[list[Any], list[Any]]:
     """Undoes `dump_result`, in the parent."""
     buffers = [] if block is None else pickled.arrays(block)
     unpickler = heap.Unpickler(io.BytesIO(pickled.body), buffers, known)
     try:
-        value = unpickler.load()
-        unpickler.load_attributes()
+        # Not checked: better a result with an odd attribute than a run without a result.
+        parts = heap.load(unpickler, is_checked=False)
     except Exception as error:
         raise NanoError(
             "The result of a @nano function could not be unpickled in your process. Received: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return value, unpickler.numbered
+    return parts, unpickler.numbered

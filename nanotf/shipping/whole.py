@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap, objects, pickling, user_modules
+from nanotf.shipping import heap, objects, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.shipping.results import Pickler
 from nanotf.wire.blocks import Block
@@ -60,27 +60,26 @@ class _Pickler(Pickler):
             self._modules.take(module)
 
 
-def dump(what: str, obj: Any, packer: Packer, by_value: Any = None) -> Whole:
-    """Pickles an object whole.
+def dump(parts: Mapping[str, Any], packer: Packer, by_value: Any = None) -> Whole:
+    """Pickles objects together, whole, so that what they share stays shared.
 
     Args:
-        what: str, the object's name in errors.
-        obj: any object.
+        parts: mapping of each object's name in errors to the object.
         packer: `Packer`, which takes the arrays.
         by_value: function or None; its module is sent by value, so that the receiver sees the
             globals as they are now.
 
     Raises:
-        ShippingError: Something in it cannot be sent.
+        ShippingError: Something in them cannot be sent; names the first object that cannot.
     """
-    modules = user_modules.ModulesByValue()
+    since, modules = len(packer), user_modules.ModulesByValue()
     try:
         if by_value is not None:
             _take_module_of_function(by_value, modules)
-        with pickling.naming(what):
-            return _dump(obj, packer, modules)
+        data, _ = heap.dump(parts, lambda file: _Pickler(file, packer, modules))
     finally:
         modules.release()
+    return Whole(Pickled(data, packer.places(since)))
 
 
 def _take_module_of_function(function: Any, modules: user_modules.ModulesByValue) -> None:
@@ -90,46 +89,19 @@ def _take_module_of_function(function: Any, modules: user_modules.ModulesByValue
         modules.take(module)
 
 
-def _dump(obj: Any, packer: Packer, modules: user_modules.ModulesByValue) -> Whole:
-    since, file = len(packer), io.BytesIO()
-    pickler = _Pickler(file, packer, modules)
-    pickling.dump(pickler, obj)
-    pickler.dump_attributes()
-    return Whole(Pickled(file.getvalue(), packer.places(since)))
-
-
-def dump_named(parts: Mapping[str, Any], packer: Packer, by_value: Any = None) -> Whole:
-    """Pickles several objects together, so that what they share stays shared.
-
-    Args:
-        parts: mapping of each object's name in errors to the object.
-        packer, by_value: as in `dump`.
-
-    Raises:
-        ShippingError: Something in them cannot be sent; names the first object that cannot.
-    """
-    values = tuple(parts.values())
-    try:
-        return dump("The call", values, packer, by_value)
-    except ShippingError:
-        for what, value in parts.items():
-            dump(what, value, Packer(), by_value)
-        raise
-
-
-def load(whole: Whole, block: Block | None, *, in_place: bool = False) -> Any:
-    """Undoes `dump`.
+def load(
+    whole: Whole, block: Block | None, *, in_place: bool = False, is_checked: bool = True
+) -> list[Any]:
+    """Undoes `dump`; returns a list of the objects.
 
     Args:
         whole: `Whole`.
         block: `Block` or None, holds the arrays.
         in_place: bool, default False. True makes the arrays read-only views of the block, which
             lives as long as they do; otherwise they are copies.
+        is_checked: bool, default True, as in `heap.load`.
     """
     pickled, buffers = whole.value, list[Any]()
     if block is not None:
         buffers = [*(pickled.views(block) if in_place else pickled.arrays(block))]
-    unpickler = heap.Unpickler(io.BytesIO(pickled.body), buffers)
-    value = unpickler.load()
-    unpickler.load_attributes()
-    return value
+    return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers), is_checked)

@@ -63,7 +63,7 @@ class ItemSession:
             function, *values = whole.load(job.task.whole, shared, in_place=True)
             self._task = function, dict(zip(job.task.names, values, strict=True))
         function, arguments = self._task
-        item = whole.load(job.whole, blocks[-1] if job.has_block else None)
+        (item,) = whole.load(job.whole, blocks[-1] if job.has_block else None)
         if message.descriptors:
             arguments = {**arguments, "descriptors": message.descriptors}
         _begin(message, job)
@@ -80,7 +80,7 @@ class ItemSession:
     def _send_arrays(self, number: int, result: Any) -> whole.Whole | None:
         """Sends a result with large arrays; returns one without, which needs no shared block."""
         packer = Packer()
-        found = whole.dump("The result", result, packer)
+        found = whole.dump({"The result": result}, packer)
         if not packer.nbytes:
             return found
         block = Block(packer.nbytes)

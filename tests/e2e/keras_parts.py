@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import versions
 from nanotf.compat.versions import is_keras_3
 
 L = tf.keras.layers
@@ -209,7 +210,7 @@ NO_LAYERS = {
 # Keras 3.15 distorts all images like the first image if their number is unknown. It cannot make the
 # second layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
-if tf.__version__.startswith("2.14."):
+if versions.keras_version() < (2, 16):
     NO_LAYERS |= {"SpectralNormalization"}  # asks a tensor for its truth, in graphs
 
 # Layers that mix the rows of a batch or look at all of them, and those whose operations no rule of

@@ -847,8 +847,8 @@ def test_attributes_of_wrapped_dicts() -> None:
 
 def heap_of(value: Any) -> Any:
     """Returns the unpickled copy of a heap that holds a value."""
-    data, _ = heap.dump(value, heap.Pickler)
-    return heap.load(heap.Unpickler(io.BytesIO(data)))
+    data, _ = heap.dump({"A value": value}, heap.Pickler)
+    return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 
 def test_compiled_parts_can_be_moved() -> None:

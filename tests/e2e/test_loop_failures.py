@@ -128,7 +128,9 @@ def test_result_that_cannot_be_sent_back() -> None:
     def train(model: Any, data: Any) -> Any:
         return threading.Lock()
 
-    with pytest.raises(errors.WorkerError, match=r"returns must be picklable.*lock"):
+    with pytest.raises(
+        errors.ShippingError, match=r"returns cannot be sent.*must be picklable.*lock"
+    ):
         train(dense(), loops.dataset())
     _works()
 

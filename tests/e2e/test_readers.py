@@ -225,7 +225,7 @@ def test_refused_together_with_resume(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_dataset_that_cannot_travel() -> None:
-    with pytest.raises(ShippingError, match=r"Holding.*attribute 'lock'.*_thread\.lock"):
+    with pytest.raises(ShippingError, match=r"Holding.*`lock`.*_thread\.lock"):
         _fit(Holding(), read_processes=1)
 
 

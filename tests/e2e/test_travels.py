@@ -17,7 +17,9 @@ from parity import assert_same_history, assert_same_state, numbers
 
 import nanotf
 from nanotf import nano
+from nanotf.errors import ShippingError
 from nanotf.keras import Model
+from nanotf.shipping import heap, outlines
 
 pytestmark = pytest.mark.both_generations
 
@@ -481,3 +483,120 @@ def test_a_dataset_of_unusual_variables(float64: None) -> None:
     for more in ({}, {"num_processes": 2}):
         histories.append(with_layer(ReadsVariables).fit(x, y, **FIT, **more).history)
     assert_same_history(histories[1], histories[0])
+
+
+# ------------------------------------------------------------------ what does not arrive as it was
+def test_what_arrives_otherwise_is_refused_by_name(float64: None) -> None:
+    x, y = numbers()
+    model = with_layer(lambda: L.Dense(2, name="first"))
+    model.layers[1].place = tf.Variable(1.0).handle
+    weights = model.get_weights()
+    with pytest.raises(ShippingError, match=r"'place' of Dense 'first', which is a tensor of res"):
+        model.fit(x, y, **FIT, num_processes=2)
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(after, before)
+    del model.layers[1].place
+    model.fit(x, y, **FIT, num_processes=2)
+
+
+def test_outlines_of_unlike_objects() -> None:
+    model = with_layer(lambda: L.Dense(2, name="first"))
+    layer = model.layers[1]
+
+    numbered: list[Any] = []
+
+    def outline(held: Any) -> str:
+        vars(layer)["held"] = held  # not tracked by Keras, whose own lists would change, too
+        nonlocal numbered
+        _, pickler = heap.dump({"The model": model}, heap.Pickler)
+        numbered = pickler.numbered
+        text: str = pickler.outline()
+        return text
+
+    ours = outline([{"factor": (1.0, layer.bias)}])
+    outlines.check(ours, outline([{"factor": (1.0, layer.bias)}]), numbered)
+    what = "'held' of Dense 'first', which is .*"
+    for other, words in (
+        ([{"factor": (1.0, layer.kernel)}], "bias.*kernel"),
+        ([{"factor": (1.5, layer.bias)}], "1.0 .*1.5"),
+        ([{"factor": (1.0,)}], "tuple of 2 .*tuple of 1"),
+        ([{"factor": "long" * 1000}], "tuple of 2 .*'longlong"),
+        (10**10_000, "list.* of 1 .*33220 bits"),
+    ):
+        with pytest.raises(ShippingError, match=what + words):
+            outlines.check(ours, outline(other), numbered)
+    outlines.check(outline("a" * 10**7), outline("a" * 10**7), numbered)
+
+
+class Endless:
+    """An object whose pickle refers to itself before it is made."""
+
+    def __reduce__(self) -> Any:
+        return Endless, (self,)
+
+
+def refers_to(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        (
+            {"log": [1, {"of": (number for number in ())}]},
+            r"`held\.log\[1\]\.of` of Dense 'first', .*generator",
+        ),
+        (
+            refers_to([(number for number in ())]),
+            r"`held\.value\[0\]` of Dense 'first', an object of class builtins.generator",
+        ),
+        (types.SimpleNamespace(endless=Endless()), r"`held\.endless` of Dense 'first', .*Endless"),
+        (
+            {"a b": (number for number in range(3))},
+            r"`held\['a b'\]` of Dense 'first', .*generator",
+        ),
+    ],
+    ids=lambda value: value[7:16] if isinstance(value, str) else "",
+)
+@pytest.mark.every_case
+def test_what_cannot_travel_is_named(held: Any, named: str) -> None:
+    x, y = numbers()
+    model = with_layer(lambda: L.Dense(2, name="first"))
+    vars(model.layers[1])["held"] = held
+    with pytest.raises(ShippingError, match=named) as caught:
+        model.fit(x, y, **FIT, num_processes=2)
+    assert len(str(caught.value)) < 1000
+
+
+def test_attributes_that_a_thread_changes(float64: None) -> None:
+    x, y = numbers()
+    histories = []
+    for more in ({}, {"num_processes": 2}):
+        model = with_layer(lambda: L.Dense(2))
+        layer, ended = vars(model.layers[1]), threading.Event()
+
+        def change(layer: Any = layer, ended: Any = ended) -> None:
+            layer["seen"], place = 0, 0
+            while not ended.wait(0.0001):
+                layer["seen"], place = layer["seen"] + 1, place + 1
+                layer[f"more{place % 100}"] = place
+                layer.pop(f"more{(place + 50) % 100}", None)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            histories.append(model.fit(x, y, **FIT, **more).history)
+        finally:
+            ended.set()
+            thread.join()
+    assert_same_history(histories[1], histories[0])
+
+
+@pytest.mark.thorough
+def test_ten_thousand_layers(float64: None) -> None:
+    model = with_layer(lambda: L.Dense(2))
+    model.more = [L.Dense(2) for _ in range(10_000)]
+    data, ours = heap.dump_model(model)
+    copy, theirs = heap.load_model(data)
+    assert len(copy.more) == 10_000
+    assert len(theirs) == len(ours) > 10_000

@@ -73,7 +73,7 @@ def test_generators_of_a_dataset_depend_on_their_state_and_the_batch() -> None:
 def test_what_cannot_be_sent_is_named() -> None:
     data = Data()
     data.order = (number for number in range(3))  # type: ignore[assignment]
-    with pytest.raises(ShippingError, match=r"test_datasets\.Data.*attribute 'order'.*generator"):
+    with pytest.raises(ShippingError, match=r"The Data .*`order`, .*generator"):
         datasets.snapshot(data)
 
 
