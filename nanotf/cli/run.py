@@ -171,7 +171,7 @@ class Script:
             late.warn()
             if default.used:
                 return
-            told = f"{self.name} never called fit() of a tf.keras model"
+            told = f"{self.name} never called fit() of a tf.keras model in this process"
             if self.num_processes is not None and not hosts.are_several():
                 told += f", so -n {self.num_processes} did nothing"
                 told += _cure(self.num_processes)
@@ -192,7 +192,8 @@ def _cure(number: int | str) -> str:
     number = number if isinstance(number, int) and number > 1 else 2
     return (
         ". Custom loops run in one process: to divide one, put it into a function under "
-        f"`@nanotf.nano(num_processes={number})`"
+        f"`@nanotf.nano(num_processes={number})`. Processes that the script or a library starts, such "
+        "as joblib's, train as they do without nanotf"
     )
 
 

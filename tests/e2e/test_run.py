@@ -348,9 +348,10 @@ def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> No
     late, note = (line for line in done.stderr.splitlines() if line.startswith("nanotf: "))
     assert "Received: TF_LATE='1', set by sub/script.py." in late
     assert note == (
-        "nanotf: sub/script.py never called fit() of a tf.keras model, so -n 2 did nothing. Custom "
-        "loops run in one process: to divide one, put it into a function under "
-        "`@nanotf.nano(num_processes=2)`."
+        "nanotf: sub/script.py never called fit() of a tf.keras model in this process, so -n 2 did "
+        "nothing. Custom loops run in one process: to divide one, put it into a function under "
+        "`@nanotf.nano(num_processes=2)`. Processes that the script or a library starts, such as "
+        "joblib's, train as they do without nanotf."
     )
 
 
