@@ -192,8 +192,8 @@ def _cure(number: int | str) -> str:
     number = number if isinstance(number, int) and number > 1 else 2
     return (
         ". Custom loops run in one process: to divide one, put it into a function under "
-        f"`@nanotf.nano(num_processes={number})`. Processes that the script or a library starts, such "
-        "as joblib's, train as they do without nanotf"
+        f"`@nanotf.nano(num_processes={number})`. Processes that the script or a library starts, "
+        "such as joblib's, train as they do without nanotf"
     )
 
 

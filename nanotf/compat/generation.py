@@ -105,9 +105,6 @@ class Generation(Protocol):
     def is_compiled(self, model: Any) -> bool:
         """Returns True if `model.compile` was called."""
 
-    def set_as_compile(self, model: Any, attributes: dict[str, Any]) -> None:
-        """Sets attributes of a model as `compile` does; it tracks some of them."""
-
     def builds_optimizer_first(self, model: Any) -> bool:
         """Returns True if `fit` builds the optimizer before the user's own step can."""
 

@@ -37,7 +37,6 @@ import contextlib
 import itertools
 import math
 import random
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,15 +202,6 @@ def global_policy() -> Any:
 
 def is_compiled(model: Any) -> bool:
     return bool(model._is_compiled)
-
-
-def set_as_compile(model: Any, attributes: dict[str, Any]) -> None:
-    untracked = (require_tensorflow().Variable, weakref.WeakKeyDictionary)
-    for name, value in attributes.items():
-        if isinstance(value, untracked):
-            vars(model)[name] = value
-        else:
-            setattr(model, name, value)
 
 
 def builds_optimizer_first(model: Any) -> bool:

@@ -178,12 +178,6 @@ def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
 
 
-def set_as_compile(model: Any, attributes: dict[str, Any]) -> None:
-    with source_module("utils.tracking").DotNotTrackScope():
-        for name, value in attributes.items():
-            setattr(model, name, value)
-
-
 def builds_optimizer_first(model: Any) -> bool:
     return model._distribute_strategy is not None
 

@@ -1,9 +1,8 @@
-"""Builds layers by the shapes that other layers were built with, or by a symbolic call.
+"""How layers are built: by shapes, or by a symbolic call.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `MultiHeadAttention._build_from_signature` | 2; 2.14, 2.15, tf_keras 2.15-2.21 | see `build_config` |
-| `Layer.build._is_default` | 2 and 3; 2.14, 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `_build_alone` |
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from nanotf.compat.keras_names import has_call, layers_below, sequential_class
+from nanotf.compat.keras_names import has_call, layers_below
 from nanotf.compat.versions import require_tensorflow
 
 _SIGNATURE = "signature"
@@ -39,50 +38,9 @@ def build_config(layer: Any) -> Any:
     return {"input_shape": tuple(shape)} if shape else config
 
 
-def _build_alone(layer: Any, config: dict[str, Any]) -> None:
-    """Builds a layer, but not the layers inside it, from the `build_config` of another.
-
-    Args:
-        layer: a layer or model that is not built.
-        config: dict, not empty.
-    """
-    if _SIGNATURE in config:
-        layer._build_from_signature(**config[_SIGNATURE])
-    # The default `build` would call the layer. Keras 2's Sequential has one of its own.
-    elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
-        layer.build_from_config(config)
-    layer.built = True  # the user's `build` may not set it
-
-
-def _plain(value: Any) -> Any:
-    """Copies lists and dicts without Keras's tracking, which cannot be unpickled."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
 def with_layers(model: Any) -> list[Any]:
     """Returns a model and the layers below it, in the same order in parent and worker."""
     return [model, *layers_below(model)]
-
-
-def build_configs(layer: Any) -> tuple[dict[str, Any] | None, ...]:
-    """Returns the input shapes that a layer or model and the layers below it were built with."""
-    return tuple(_plain(build_config(each)) if each.built else None for each in with_layers(layer))
-
-
-def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
-    """Builds a layer or model and the layers below it, each like its counterpart in another.
-
-    Neither the callers nor the input types matter: a configuration has only shapes.
-    """
-    layers = with_layers(model)
-    for place, config in enumerate(configs):
-        if place < len(layers) and config and not layers[place].built:
-            _build_alone(layers[place], config)
-            layers = with_layers(model)  # layers that it has made come after it
 
 
 def needs_call(model: Any) -> bool:

@@ -13,7 +13,6 @@
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
 | `DistributedVariable._get` | TensorFlow 2.14-2.21 | see `variable_here` |
 | `_keras_call_info_injected`, an attribute of exceptions | 2 and 3 | Keras adds the arguments of a call to other exceptions, in a new exception |
-| `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
 
 from __future__ import annotations
@@ -146,43 +145,6 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _names_of_compile() -> frozenset[str]:
-    """Returns the names of attributes that `compile` sets."""
-    model = sequential_class()()
-    before = dict(vars(model))
-    model.compile("sgd", "mse", metrics=["mse"], run_eagerly=True, steps_per_execution=2)
-    return frozenset(
-        name
-        for name, value in vars(model).items()
-        if not name.startswith("_self_") and (name not in before or before[name] is not value)
-    )
-
-
-def compiled_attributes(model: Any) -> dict[str, Any]:
-    """Returns the attributes that `compile` has set, for `set_compiled_attributes`."""
-    found = generation().for_another_process(model, dict(vars(model)))
-    return {name: value for name, value in found.items() if name in _names_of_compile()}
-
-
-def compile_containers(model: Any) -> list[Any]:
-    """Returns the objects that `compile` has made to hold a model's losses and metrics."""
-    given = require_tensorflow().nest.flatten(list(compile_arguments(model).values()))
-    optimizer = require_tensorflow().keras.optimizers.Optimizer
-    return [
-        value
-        for value in compiled_attributes(model).values()
-        if is_keras_own(type(value))
-        and not isinstance(value, optimizer)
-        and not any(value is each for each in given)
-    ]
-
-
-def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
-    """Compiles a model by the `compiled_attributes` of another."""
-    generation().set_as_compile(model, attributes)
-
-
-@functools.cache
 def own_attributes() -> frozenset[str]:
     """Returns the names of attributes that Keras itself sets on layers and models."""
     found: frozenset[str] = eager_context.made_outside(_own_attributes)
@@ -245,20 +207,6 @@ def all_variables(layer: Any) -> list[Any]:
 def layers_below(layer: Any) -> list[Any]:
     """Returns all layers inside a model or layer, in a fixed order."""
     return list(layer._flatten_layers(include_self=False))
-
-
-@contextlib.contextmanager
-def unlocked(model: Any) -> Iterator[None]:
-    """Lets a built model get metrics, like a model compiled before it is built."""
-    tracker: Any = getattr(model, "_tracker", None)  # Keras 3's
-    before = getattr(tracker, "locked", False)
-    if before:
-        tracker.unlock()
-    try:
-        yield
-    finally:
-        if before:
-            tracker.lock()
 
 
 def computes_in_bfloat16(obj: Any) -> bool:

@@ -95,14 +95,6 @@ def with_inner(optimizers: Sequence[Any]) -> list[Any]:
     return found
 
 
-def own_parts(optimizer: Any) -> list[Any]:
-    """Returns the objects that Keras has made for an optimizer alone, besides its variables."""
-    kinds = (require_tensorflow().Variable, *generation().variable_classes())
-    shared = (*kinds, *optimizer_classes())
-    found = vars(optimizer).values()
-    return [v for v in found if keras_names.is_keras_own(type(v)) and not isinstance(v, shared)]
-
-
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     """Returns an optimizer's lists of slots, by attribute: one slot per variable it was built for.
 

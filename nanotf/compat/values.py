@@ -145,11 +145,6 @@ def _usual_plain() -> dict[str, Any]:
     return {name: v for name, v in _usual([1], "int8").items() if isinstance(v, plain)}
 
 
-def identity(variable: Any) -> dict[str, Any]:
-    """Returns the attributes by which optimizers and others know a variable."""
-    return {"_unique_id": variable._unique_id}
-
-
 def read(variable: Any) -> Any:
     """Returns the value of a `tf.Variable` as an eager tensor, which shares the variable's memory."""
     tf = require_tensorflow()

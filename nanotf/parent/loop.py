@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_build, keras_names, process_state
+from nanotf.compat import keras_names, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -47,7 +47,7 @@ from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness, recording
 from nanotf.shipping import (
-    built,
+    attributes,
     jobs,
     mutables,
     objects,
@@ -391,19 +391,11 @@ class _LoopCall(calls.Call):
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         manifest = self.manifest
-        (ended,), _ = load_result(message.built, block, {})
-        found = ended.objects
-        known = {
-            "built": self.build_layers(found),
-            "object": manifest.numbered,
-            "mutable": manifest.shipped,
-        }
-        (value, changed, compiled, optimizers), made = load_result(message.value, block, known)
-        for number, attributes in optimizers.items():
-            vars(manifest.numbered[number]).update(attributes)
-        self.build([*manifest.numbered, *made], found, compiled)
+        known = {"object": manifest.numbered, "mutable": manifest.shipped}
+        value, contents, changes, chance = load_result(message.value, block, known)
+        attributes.put(manifest.numbered, changes)
         seeded = Chance.capture().tensorflow is not None
-        (ended.chance if seeded else ended.chance._replace(tensorflow=None)).restore()
+        (chance if seeded else chance._replace(tensorflow=None)).restore()
         self.partings.check()
         self.check_alike(results)
         if not results[0].divides:
@@ -413,32 +405,15 @@ class _LoopCall(calls.Call):
                 self.name,
                 self.size,
             )
-        mutables.put(manifest.shipped, changed)
+        mutables.put(manifest.shipped, contents)
         process_state.adopt(results[0].changes)
-        if compiled or found.layers or any(number < manifest.held for number in changed):
+        is_users = any(number < manifest.held for number in contents)
+        if changes or is_users:
             manifest.forget()
-        elif optimizers:
+        if changes and not is_users and attributes.are_keras_own(manifest.numbered, changes):
             with contextlib.suppress(ShippingError):  # then the next call traces again
-                manifest.grow(optimizers)
+                manifest.grow(changes)
         return value
-
-    def build_layers(self, found: built.Built) -> list[Any]:
-        """Builds the layers that the workers have built; returns the parts inside them."""
-        objs = self.manifest.numbered
-        numbers = [number for number in found.layers if number < len(objs)]
-        for number in numbers:
-            keras_build.build_layers(objs[number], found.layers[number])
-        for place in found.variables:
-            if place[0] in numbers:
-                built.variable(objs, place)  # raises if other variables were made here
-        return objects.parts_of(objs[number] for number in numbers)
-
-    def build(self, objs: list[Any], found: built.Built, compiled: dict[int, Any]) -> None:
-        """Builds all other objects that the workers have built, and sets all values."""
-        built.build_layers(objs, found)
-        for number, attributes in compiled.items():
-            keras_names.set_compiled_attributes(objs[number], attributes)
-        built.fill(objs, found)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
         """Raises `DivergedError` if variables differ between the workers."""

@@ -164,6 +164,14 @@ def attributes_of(obj: Any) -> dict[str, Any]:
     return dict(sorted(found.items())) | ({} if inside is None else {VALUE: inside})
 
 
+def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
+    """Sets what `attributes_of` has returned in another process."""
+    if isinstance(obj, require_tensorflow().Variable):
+        values.set_attributes(obj, attributes)
+    else:
+        vars(obj).update(attributes)
+
+
 # -------------------------------------------------------------------------------- the stream
 class Pickler(pickling.Pickler):
     """Pickler that writes Keras's objects as numbers, and keeps them for `dump_attributes`.
@@ -418,10 +426,7 @@ class Unpickler(pickle.Unpickler):
                 checkpoints.append((obj, attributes))
             else:
                 value = attributes.pop(VALUE, None)
-                if isinstance(obj, tf.Variable):
-                    values.set_attributes(obj, attributes)
-                else:
-                    vars(obj).update(attributes)
+                set_attributes(obj, attributes)
                 if value is not None:
                     values.write(obj, value)
         generation().restore_identities(self.numbered[begin:])

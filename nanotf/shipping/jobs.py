@@ -9,7 +9,6 @@ from typing import Any
 
 from nanotf.compat.chance import Chance
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.shipping import built
 from nanotf.shipping.state import StateLayout
 
 # Keras's callback hooks, in the words of `tf.keras.callbacks.Callback`.
@@ -249,19 +248,6 @@ class LoopJob:
     chance: Chance
     terminal: Terminal
     summaries: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Built:
-    """Description of the objects that a `@nano` function has built; sent by rank 0.
-
-    Args:
-        objects: `built.Built`.
-        chance: see `LoopJob`; after the call.
-    """
-
-    objects: built.Built
-    chance: Chance
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ of the changed copies, and the user's objects get them.
 | variable of a closure | its value |
 | function sent by value | the globals of its module that it refers to |
 | instance that pickle reduces to its attributes | the attributes |
-| object of a user's class derived from a Keras class | the attributes that are not Keras's |
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import numpy as np
 
 from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import classes
+from nanotf.shipping import classes, heap
 
 _MISSING = object()
 
@@ -114,19 +113,10 @@ def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
             put(instance, name, value)
 
 
-def _users_attributes(obj: Any) -> dict[str, Any]:
+def users_attributes(obj: Any) -> dict[str, Any]:
+    """Returns the attributes of an object of a user's class that are not Keras's."""
     is_layer = isinstance(obj, require_tensorflow().keras.layers.Layer)
     return keras_names.users_attributes(obj) if is_layer else dict(vars(obj))
-
-
-def _put_users_attributes(obj: Any, values: Mapping[str, Any]) -> None:
-    before = _users_attributes(obj)
-    with keras_names.unlocked(obj):
-        for name in before.keys() - values.keys():
-            delattr(obj, name)
-        for name, value in values.items():
-            if before.get(name, _MISSING) is not value:
-                setattr(obj, name, value)
 
 
 def _take_both(container: Any) -> tuple[Any, Any]:
@@ -158,7 +148,6 @@ _LIST = _Kind(list, _put_items, _same_items)
 _DICT = _Kind(dict, _put_items, _same_names)
 _INSTANCE = _Kind(attributes_of, _put_attributes, _same_names)
 _CONTAINER = _Kind(_take_both, _put_both, _same_both)
-_OF_KERAS = _Kind(_users_attributes, _put_users_attributes, _same_names)
 _FUNCTION = _Kind(_globals_of, lambda f, values: f.__globals__.update(values), _same_names)
 _CELL = _Kind(_value_of, _put_value, _same_items)
 
@@ -205,8 +194,8 @@ def _kind_of(value: Any) -> _Kind | None:
         return _BY_TYPE[cls]
     if containers.is_tracking(value):
         return _BY_TYPE[_base_of(value)]
-    if is_users(value):
-        return _OF_KERAS
+    if heap.is_sent_apart(value):  # its attributes come home by themselves
+        return None
     own = classes.is_foreign(cls) and cls.__module__ != "builtins"
     if not own or isinstance(value, (type, types.ModuleType, BaseException)):
         return None
@@ -234,15 +223,14 @@ def is_users(value: Any) -> bool:
 
 
 def held_by(numbered: Iterable[Any]) -> list[Any]:
-    """Returns the objects of users' classes in a heap, and the objects in their attributes.
+    """Returns the objects in the attributes of users' objects in a heap.
 
     Returns:
         A list of mutable objects, each once, in the order of both sides.
     """
     found: dict[int, Any] = {}
     for obj in filter(is_users, numbered):
-        found[id(obj)] = obj
-        for _, value in sorted(_users_attributes(obj).items()):
+        for _, value in sorted(users_attributes(obj).items()):
             _hold(value, found)
     return list(found.values())
 

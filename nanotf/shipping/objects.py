@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers, values
@@ -72,15 +72,6 @@ def variables_of(holder: Any) -> list[Any]:
             return []
     whole = (values.behind(variable) for variable in found if hasattr(variable, "assign"))
     return [variable for variable in whole if has_value(variable)]
-
-
-def parts_of(layers: Iterable[Any]) -> list[Any]:
-    """Returns the layers and metrics inside layers, and their variables, in a fixed order."""
-    found: list[Any] = []
-    for layer in layers:
-        for part in keras_names.flat_layers(layer):
-            found += [part, *getattr(part, "_metrics", ()), *part.variables]
-    return found
 
 
 def distinct_variables(numbered: Sequence[Any]) -> list[Any]:

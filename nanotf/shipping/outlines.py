@@ -27,11 +27,11 @@ from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import classes
 
 _DEEPEST = 4
-_LONGEST = 32
+_LONGEST = 1000
 _TEXT = 100  # characters
 _PART = 100_000  # characters of a text that are compared
 _BITS = 10_000  # of an integer that is compared: Python refuses to print longer ones
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def outline_of(described: Iterable[tuple[Any, Any, Mapping[str, Any]]]) -> str:
@@ -41,13 +41,16 @@ def outline_of(described: Iterable[tuple[Any, Any, Mapping[str, Any]]]) -> str:
         described: iterable of tuples of an object, its class and its attributes, by number.
     """
     found = list(described)
-    numbers = {id(obj): number for number, (obj, *_) in enumerate(found)}
-    return json.dumps(
-        [
-            (_name_of(cls), {name: _kind(value, numbers, 0) for name, value in attributes.items()})
-            for _, cls, attributes in found
-        ]
-    )
+    kinds = kinds_of([obj for obj, _, _ in found], [attributes for _, _, attributes in found])
+    return json.dumps([(_name_of(cls), of) for (_, cls, _), of in zip(found, kinds, strict=True)])
+
+
+def kinds_of(
+    numbered: Sequence[Any], attributes: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns what each attribute of each object is, see `_kind`."""
+    numbers = {id(obj): number for number, obj in enumerate(numbered)}
+    return [{name: _kind(value, numbers, 0) for name, value in of.items()} for of in attributes]
 
 
 def _kind(value: Any, numbers: Mapping[int, int], depth: int) -> Any:
@@ -55,7 +58,7 @@ def _kind(value: Any, numbers: Mapping[int, int], depth: int) -> Any:
     if id(value) in numbers:
         return numbers[id(value)]
     cls: Any = type(value)
-    if cls in _ATOMS:
+    if cls in ATOMS:
         return _of_atom(value)
     if isinstance(value, (list, tuple, set, frozenset, dict)) or containers.is_tracking(value):
         return _of_container(value, numbers, depth)

@@ -36,6 +36,7 @@ from typing import Any
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import heap, mutables, objects, pickling, user_modules
+from nanotf.shipping.attributes import Attributes, Changes
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -399,14 +400,29 @@ class Program:
 
     def __init__(self, shipment: Shipment, open_data: Callable[[int], Any]) -> None:
         self.graphs: list[Any] = []
-        unpickler = _HeapUnpickler(io.BytesIO(shipment.heap))
-        unpickler.open_data = open_data
+        unpickler = _HeapUnpickler(io.BytesIO(shipment.heap), open_data)
         heap.load(unpickler)
+        self._data = unpickler.data
         self._take(unpickler.numbered)
 
     def _take(self, numbered: list[Any]) -> None:
         self.numbered = numbered
         self._held = mutables.held_by(numbered)
+        self._attributes: Attributes | None = None  # when the last call ended
+
+    def note_attributes(self) -> None:
+        """Notes the attributes of the heap's objects, before a call."""
+        if self._attributes is None:
+            self._attributes = self._now()
+
+    def changed_attributes(self) -> Changes:
+        """Returns what has changed since `note_attributes`, after a call."""
+        before, self._attributes = self._attributes, self._now()
+        assert before is not None
+        return self._attributes.changed_since(before)
+
+    def _now(self) -> Attributes:
+        return Attributes(self.numbered, set(map(id, self._data)))
 
     def grow(self, grown: Grown) -> None:
         """Numbers the objects as the parent does after a call that has added some."""
@@ -441,10 +457,22 @@ class Program:
 
 
 class _HeapUnpickler(heap.Unpickler):
-    open_data: Callable[[int], Any]
+    """Unpickler of the objects that a call refers to.
+
+    Attributes:
+        data: list of the replacements for data that the parent reads.
+    """
+
+    def __init__(self, file: io.BytesIO, open_data: Callable[[int], Any]) -> None:
+        super().__init__(file)
+        self.data: list[Any] = []
+        self._open_data = open_data
 
     def make(self, maker: Any) -> Any:
-        return self.open_data(maker.number) if isinstance(maker, _Data) else super().make(maker)
+        if not isinstance(maker, _Data):
+            return super().make(maker)
+        self.data.append(self._open_data(maker.number))
+        return self.data[-1]
 
 
 class _CallUnpickler(heap.Unpickler):

@@ -21,9 +21,7 @@ from nanotf.wire.blocks import Block
 Known = Mapping[str, Sequence[Any]]
 
 
-def dump_result(
-    parts: Mapping[str, Any], known: Known, packer: Packer
-) -> tuple[Pickled, list[Any]]:
+def dump_result(parts: Mapping[str, Any], known: Known, packer: Packer) -> Pickled:
     """Pickles the results and changes of a `@nano` function, in a worker.
 
     Args:
@@ -33,16 +31,15 @@ def dump_result(
         packer: `Packer`, which takes the arrays.
 
     Returns:
-        A tuple of `Pickled`, of the parts' values, and of the objects that the function has made,
-        by number.
+        `Pickled`, of the parts' values.
 
     Raises:
         ShippingError: An object cannot be sent back.
     """
     since, ids = len(packer), _ids_of(known)
     named = {f"What a @nano function {does}": part for does, part in parts.items()}
-    data, pickler = heap.dump(named, lambda file: Pickler(file, packer.add, ids))
-    return Pickled(data, packer.places(since)), pickler.numbered
+    data, _ = heap.dump(named, lambda file: Pickler(file, packer.add, ids))
+    return Pickled(data, packer.places(since))
 
 
 def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
@@ -86,16 +83,15 @@ def _same(value: Any) -> Any:
     return value
 
 
-def load_result(pickled: Pickled, block: Block | None, known: Known) -> tuple[list[Any], list[Any]]:
+def load_result(pickled: Pickled, block: Block | None, known: Known) -> list[Any]:
     """Undoes `dump_result`, in the parent."""
     buffers = [] if block is None else pickled.arrays(block)
     unpickler = heap.Unpickler(io.BytesIO(pickled.body), buffers, known)
     try:
         # Not checked: better a result with an odd attribute than a run without a result.
-        parts = heap.load(unpickler, is_checked=False)
+        return heap.load(unpickler, is_checked=False)
     except Exception as error:
         raise NanoError(
             "The result of a @nano function could not be unpickled in your process. Received: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return parts, unpickler.numbered

@@ -464,20 +464,18 @@ class Reached(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Returned(Message):
-    """Worker -> parent, rank 0: the result of a `@nano` function, and the objects that it built.
+    """Worker -> parent, rank 0: the result of a `@nano` function, and what it has changed.
 
     The file descriptor of a shared block with the arrays follows.
 
     Args:
         job: int.
         value: `shipping.packing.Pickled`.
-        built: `shipping.packing.Pickled` of a `jobs.Built`.
         nbytes: int, the block's size in bytes.
     """
 
     job: int
     value: Any
-    built: Any
     nbytes: int
 
 

@@ -86,7 +86,7 @@ class ItemSession:
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
-        returned = messages.Returned(number, found, None, block.nbytes)
+        returned = messages.Returned(number, found, block.nbytes)
         self.channel.send(returned, [block.fd])
         block.close_fd()
         return None

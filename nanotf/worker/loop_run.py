@@ -14,15 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import distribute, keras_names, keras_optimizers, process_state
+from nanotf.compat import distribute, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
-    built,
-    heap,
     jobs,
     mutables,
     objects,
@@ -253,8 +251,9 @@ class LoopRun:
         kept.begin(self, arrays)
         self._load(kept)
         program = kept.program
-        compilations = [keras_names.compilation(obj) for obj in program.numbered]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
+        if session.rank == 0:
+            program.note_attributes()
         session.stopwatch.ready()
         # The same on all ranks: a loop's random decisions must not differ.
         with distribute.single_process():
@@ -277,8 +276,8 @@ class LoopRun:
                     {
                         "returns": value,
                         "leaves in an object of its caller's": before.changed(),
-                        "compiles": self._compiled(program, compilations),
-                        "builds": self._grown(program),
+                        "leaves in an attribute": program.changed_attributes(),
+                        "draws": Chance.capture(),
                     },
                 )
         return self._end(kept)
@@ -338,74 +337,15 @@ class LoopRun:
             tally.active, session.watched = False, lambda: None
             tell(tally.progress())
 
-    def _compiled(self, program: programs.Program, before: list[Any]) -> dict[int, Any]:
-        """Returns `keras_names.compiled_attributes` of models that the function has compiled.
-
-        Includes models whose metrics it has built.
-        """
-        found = {}
-        for number, obj in enumerate(program.numbered):
-            if keras_names.compilation(obj) is not None and (
-                keras_names.compilation(obj) is not before[number] or self._has_new(obj)
-            ):
-                found[number] = keras_names.compiled_attributes(obj)
-        return found
-
-    def _grown(self, program: programs.Program) -> dict[int, Any]:
-        """Returns the attributes of optimizers that have new variables, by number."""
-        kinds = keras_optimizers.optimizer_classes()
-        return {
-            number: heap.attributes_of(obj)
-            for number, obj in enumerate(program.numbered)
-            if isinstance(obj, kinds) and self._has_new(obj)
-        }
-
-    def _has_built(self, obj: Any) -> bool:
-        return isinstance(obj, tf.keras.layers.Layer) and self._has_new(obj)
-
-    def _has_new(self, holder: Any) -> bool:
-        return any(id(variable) not in self.known for variable in objects.variables_of(holder))
-
-    def _known(self, program: programs.Program, parts: dict[str, Any]) -> dict[str, Any]:
-        """Returns the objects that the parent has, or builds, see `results.Known`."""
-        models = [program.numbered[number] for number in parts["compiles"]]
-        anew = {id(c) for model in models for c in keras_names.compile_containers(model)}
-        for number in parts["builds"]:
-            anew |= set(map(id, keras_optimizers.own_parts(program.numbered[number])))
-        return {
-            "built": objects.parts_of(filter(self._has_built, program.numbered)),
-            "object": [None if id(obj) in anew else obj for obj in program.numbered],
-            "mutable": program.mutables,
-        }
-
-    def _send(
-        self,
-        program: programs.Program,
-        parts: dict[str, Any],
-    ) -> None:
-        """Sends the parent the parts of the result, and a description of the built objects."""
-        packer = packing.Packer()
-        pickled, made = dump_result(parts, self._known(program, parts), packer)
-        new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
-        builds = self._built([*program.numbered, *made], made, new)
-        pickled_built, _ = dump_result({"builds": builds}, {}, packer)
+    def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
+        """Sends the parent the parts of the result."""
+        packer, known = packing.Packer(), {"object": program.numbered, "mutable": program.mutables}
+        pickled = dump_result(parts, known, packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
-        message = messages.Returned(self.number, pickled, pickled_built, block.nbytes)
-        self.session.channel.send(message, [block.fd])
+        self.session.channel.send(messages.Returned(self.number, pickled, block.nbytes), [block.fd])
         block.close_fd()
-
-    def _built(self, objs: list[Any], made: list[Any], layers: list[int]) -> jobs.Built:
-        """Describes the objects that the function has built.
-
-        Args:
-            objs: list of objects: the heap's objects, then those that the function has made.
-            made: list of the objects that the function has made; sent with their values.
-            layers: list of int, numbers of layers in the heap that have new variables.
-        """
-        found = built.describe(objs, self.known | set(map(id, made)), layers)
-        return jobs.Built(found, Chance.capture())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)

@@ -851,26 +851,6 @@ def heap_of(value: Any) -> Any:
     return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 
-def test_compiled_parts_can_be_moved() -> None:
-    """Moves built losses and metrics of two outputs to another model, where they are not built."""
-
-    def make() -> Any:
-        inputs = L.Input((3,))
-        model = tf.keras.Model(inputs, [L.Dense(1, name="a")(inputs), L.Dense(2, name="b")(inputs)])
-        model.compile("sgd", ["mse", "mae"], metrics=[["accuracy"], ["accuracy", "mse"]])
-        return model
-
-    model, other = make(), make()
-    x, targets = np.ones((4, 3)), [np.ones((4, 1)), np.ones((4, 2))]
-    expected = model.evaluate(x, targets, return_dict=True, verbose=0)
-    assert not any(c.built for c in keras_names.compile_containers(other) if hasattr(c, "built"))
-    keras_names.set_compiled_attributes(other, keras_names.compiled_attributes(model))
-    assert other.metrics_names == model.metrics_names
-    other.set_weights(model.get_weights())
-    found = other.evaluate(x, targets, return_dict=True, verbose=0)
-    assert found == pytest.approx(expected)
-
-
 REPLACED = [row for row in (*overrides.TABLE, *custom_gradients.TABLE) if row.applies()]
 
 

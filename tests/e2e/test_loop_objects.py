@@ -222,7 +222,9 @@ def test_contents_that_cannot_be_sent_back() -> None:
     def train() -> None:
         kept.append(i for i in range(3))
 
-    with pytest.raises(errors.WorkerError, match=r"leaves in an object of its caller's.*generator"):
+    with pytest.raises(
+        errors.ShippingError, match=r"leaves in an object of its caller's.*generator"
+    ):
         train()
     assert kept == []
 
