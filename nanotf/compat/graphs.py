@@ -38,6 +38,18 @@ def nodes_of(definition: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
+def drawing(definition: Any) -> Iterator[Any]:
+    """Yields a graph's operations that draw random numbers from a state of their own.
+
+    Those of `tf.random.uniform`, and of dropout in Keras 2, are such; they have the attributes
+    `seed` and `seed2`. Nobody can read the state: it is in TensorFlow's kernel. It begins anew in
+    another graph, and in another process.
+    """
+    for node in nodes_of(definition):
+        if {"seed", "seed2"} <= set(node.attr):
+            yield node
+
+
 class SideEffects:
     """Operations of a traced call that must run although no result depends on them."""
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, passed_steps
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
@@ -20,7 +20,7 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
 from nanotf.parent.moments import Moment, read_all, write_all
 from nanotf.parent.resume import finished
-from nanotf.shipping import inputs, passed_steps, streams
+from nanotf.shipping import inputs, streams
 
 
 def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:

@@ -27,8 +27,7 @@ from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.shipping import jobs, pickling
-from nanotf.shipping.packing import Packer
-from nanotf.shipping.whole import Whole
+from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -42,11 +41,11 @@ class Parcel:
     """A pickled object, and the arrays that lie beside it.
 
     Args:
-        whole: `Whole`.
+        whole: `Pickled`.
         packer: `Packer`.
     """
 
-    whole: Whole
+    whole: Pickled
     packer: Packer
 
     def block(self) -> Block | None:
@@ -107,13 +106,13 @@ class Outcome:
 
     Args:
         index: int.
-        result: `whole.Whole`; None if the item failed.
+        result: `Pickled`; None if the item failed.
         block: `Block` with the arrays of the result, or None.
         error: `WorkerError` or None.
     """
 
     index: int
-    result: Whole | None = None
+    result: Pickled | None = None
     block: Block | None = None
     error: WorkerError | None = None
 

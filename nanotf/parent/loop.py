@@ -30,6 +30,7 @@ from nanotf.errors import (
     DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
+    NanoError,
     ShippingError,
     WorkerDied,
     WorkerError,
@@ -54,8 +55,8 @@ from nanotf.shipping import (
     programs,
     streams,
     summaries,
+    whole,
 )
-from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -185,6 +186,16 @@ def _run(
                 return call.run(workers)
         except (WorkerDied, WorkerStuck) as error:
             call.prepare_restart(error)
+
+
+def _loaded(pickled: Any, block: Block, known: whole.Known) -> list[Any]:
+    try:
+        return whole.load(pickled, block, known, is_checked=False)
+    except Exception as error:
+        raise NanoError(
+            "The result of a @nano function could not be unpickled in your process. Received: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class _LoopCall(calls.Call):
@@ -392,7 +403,7 @@ class _LoopCall(calls.Call):
         message, block = self.returned.message, self.returned.block
         manifest = self.manifest
         known = {"object": manifest.numbered, "mutable": manifest.shipped}
-        value, contents, changes, chance = load_result(message.value, block, known)
+        value, contents, changes, chance = _loaded(message.value, block, known)
         attributes.put(manifest.numbered, changes)
         seeded = Chance.capture().tensorflow is not None
         (chance if seeded else chance._replace(tensorflow=None)).restore()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import graphs, keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData
-from nanotf.shipping import inputs, pipelines, random_operations
+from nanotf.shipping import inputs, pipelines
 
 REMEDY = (
     "Use tf.random.stateless_* with a seed from a variable, or a tf.random.Generator of the model. "
@@ -63,7 +63,7 @@ def unreadable(model: Any, data: FitData) -> str | None:
             continue
         with keras_names.scope_of(model), keras_names.kept_random_states(model):
             graph = keras_names.trace_step(model, name, specs)
-        for operation in random_operations.with_state(graph.as_graph_def()):
+        for operation in graphs.drawing(graph.as_graph_def()):
             return f"{operation.op} in {type(model).__name__}.{name}, as {operation.name!r}"
     return None
 

@@ -184,7 +184,11 @@ class Pickler(pickling.Pickler):
 
     Attributes:
         numbered: list of the objects, by number.
+        modules: `user_modules.ModulesByValue` or None, takes the modules with variables or data
+            among their globals, which a worker would import with others.
     """
+
+    modules: user_modules.ModulesByValue | None = None
 
     def __init__(
         self,
@@ -241,6 +245,8 @@ class Pickler(pickling.Pickler):
         return outlines.outline_of(zip(self.numbered, kinds, self._written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
+        if self.modules is not None and isinstance(obj, (type, types.FunctionType)):
+            self.modules.take_holder(obj)
         reduced = containers.described(obj) or _replaced(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
@@ -503,35 +509,6 @@ def load(unpickler: Unpickler, is_checked: bool = True) -> list[Any]:
 
 
 # --------------------------------------------------------------------------------- models
-class _ModelPickler(Pickler):
-    """Pickler of a user's model."""
-
-    def __init__(self, file: io.BytesIO, modules: user_modules.ModulesByValue) -> None:
-        super().__init__(file)
-        self._modules = modules
-        self._seen: set[str] = set()
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, types.FunctionType)):
-            self._take_module(obj)
-        return super().reducer_override(obj)
-
-    def _take_module(self, obj: Any) -> None:
-        """Makes a module with variables among its globals be sent by value."""
-        module = sys.modules.get(obj.__module__ or "")
-        if module is None or module.__name__ in self._seen:
-            return
-        self._seen.add(module.__name__)
-        if user_modules.is_users(module) and any(map(_is_variable, list(vars(module).values()))):
-            self._modules.take(module)
-
-
-def _is_variable(value: Any) -> bool:
-    """Returns True if a value is a variable of numbers with a known shape."""
-    own = isinstance(value, generation().variable_classes())
-    return own or keras_names.holds_numbers(value)
-
-
 def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     """Pickles a model, with everything that it and its code refer to.
 
@@ -544,13 +521,14 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     Raises:
         ShippingError: Something in it cannot be sent.
     """
-    modules = user_modules.ModulesByValue()
-    try:
-        data, pickler = dump(
-            {f"The model {model.name!r}": model}, lambda file: _ModelPickler(file, modules)
-        )
-    finally:
-        modules.release()
+    with user_modules.ModulesByValue() as modules:
+
+        def make(file: io.BytesIO) -> Pickler:
+            pickler = Pickler(file)
+            pickler.modules = modules
+            return pickler
+
+        data, pickler = dump({f"The model {model.name!r}": model}, make)
     return data, pickler.numbered
 
 

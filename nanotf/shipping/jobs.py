@@ -271,7 +271,7 @@ class TaskShipment:
     """A function of `nanotf.map`, in the form in which it is sent.
 
     Args:
-        whole: `whole.Whole`, a tuple of the function and the values of its keyword arguments.
+        whole: `packing.Pickled`, the function and the values of its keyword arguments.
         names: tuple of str, the names of these.
         has_block: bool, whether the job's first block, which all workers map, holds their arrays.
     """
@@ -285,12 +285,12 @@ class TaskShipment:
 class ItemJob:
     """One item of `nanotf.map`, for one worker.
 
-    `messages.Returned` brings a result with large arrays. The worker's result is `whole.Whole` for
-    any other, and None for such.
+    `messages.Returned` brings a result with large arrays. For any other, the worker's result is
+    `packing.Pickled`; for such a result it is None.
 
     Args:
         task: `TaskShipment`, or None if the worker has it from an earlier item.
-        whole: `whole.Whole`, the item.
+        whole: `packing.Pickled`, the item.
         has_block: bool, whether the job's last block holds its arrays.
         seed: int, for all random number generators.
         terminal: `Terminal`.

@@ -29,6 +29,21 @@ class ModulesByValue:
 
     def __init__(self) -> None:
         self._taken: list[types.ModuleType] = []
+        self._looked: set[types.ModuleType] = set()
+
+    def __enter__(self) -> ModulesByValue:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+    def take_holder(self, found: Any) -> None:
+        """Takes the module of a function or class if it holds a root."""
+        module = module_of(found)
+        if module is not None and module not in self._looked:
+            self._looked.add(module)
+            if root_in(module) is not None:
+                self.take(module)
 
     def take(self, module: types.ModuleType) -> None:
         """Makes a module's definitions be sent by value, if they are not already."""

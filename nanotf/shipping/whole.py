@@ -1,44 +1,67 @@
-"""Sends objects whole, for `nanotf.map`: the receiver gets copies of everything, values included.
+"""Sends objects whole: the receiver gets copies of everything, values included.
 
-Functions, arguments, items and results travel alike. A Keras model arrives built, compiled and
-with the state of its optimizer. Large arrays lie in a shared block next to the pickle.
+Functions, arguments, items and results of `nanotf.map` travel so, and the results of `@nano`
+functions. A Keras model arrives built, compiled and with the state of its optimizer. Large arrays
+lie in a shared block next to the pickle. An object that the receiver knows is sent as its number,
+and becomes that object again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nanotf.compat import keras_names, values
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping import heap, objects, user_modules
 from nanotf.shipping.packing import Packer, Pickled
-from nanotf.shipping.results import Pickler
 from nanotf.wire.blocks import Block
 
-
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """An object in the form in which it is sent.
-
-    Args:
-        value: `Pickled`.
-    """
-
-    value: Pickled
+# The receiver's objects, by kind, in the order of both sides.
+Known = Mapping[str, Sequence[Any]]
 
 
-class _Pickler(Pickler):
-    """Pickler of a whole object; sends modules with models among their globals by value."""
+class Pickler(heap.Pickler):
+    """Pickler that sends the values of variables with the objects that the receiver lacks."""
 
-    def __init__(
-        self, file: io.BytesIO, packer: Packer, modules: user_modules.ModulesByValue
-    ) -> None:
-        super().__init__(file, packer.add)
-        self._modules = modules
-        self._seen: set[types.ModuleType] = set()
+    def maker(self, obj: Any) -> Any:
+        tf = require_tensorflow()
+        if isinstance(obj, tf.keras.metrics.Metric) and any(map(_is_part, obj.variables)):
+            raise ShippingError(
+                "A metric that was made under a strategy's scope cannot be returned: each worker "
+                f"holds a part of its sums. Received: the metric {obj.name!r}. Return its result()."
+            )
+        return super().maker(obj)
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        found = super().attributes(obj)
+        has_value = isinstance(obj, require_tensorflow().Variable) and objects.has_value(obj)
+        return {**found, heap.VALUE: values.read(obj).numpy()} if has_value else found
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, require_tensorflow().distribute.DistributedValues):
+            return _same, (_here(obj),)
+        return super().reducer_override(obj)
+
+
+def _here(value: Any) -> Any:
+    return require_tensorflow().distribute.get_strategy().experimental_local_results(value)[0]
+
+
+def _is_part(variable: Any) -> bool:
+    distributed = require_tensorflow().distribute.DistributedValues
+    return isinstance(keras_names.tf_variable(variable), distributed)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class _ItemPickler(Pickler):
+    """Pickler of items and their results, which have no data in common with other processes."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, objects.data_classes()):
@@ -47,61 +70,72 @@ class _Pickler(Pickler):
                 f"Received: an object of class {type(obj).__name__}. Make it inside the function, "
                 "from arrays or file names."
             )
-        if isinstance(obj, (type, types.FunctionType)):
-            self._take_module_of(obj)
         return super().reducer_override(obj)
 
-    def _take_module_of(self, obj: Any) -> None:
-        module = user_modules.module_of(obj)
-        if module is None or module in self._seen:
-            return
-        self._seen.add(module)
-        if user_modules.root_in(module) is not None:
-            self._modules.take(module)
 
-
-def dump(parts: Mapping[str, Any], packer: Packer, by_value: Any = None) -> Whole:
+def dump(
+    parts: Mapping[str, Any], packer: Packer, known: Known | None = None, by_value: Any = None
+) -> Pickled:
     """Pickles objects together, whole, so that what they share stays shared.
 
     Args:
         parts: mapping of each object's name in errors to the object.
         packer: `Packer`, which takes the arrays.
+        known: objects that the receiver knows, for results of a `@nano` function.
         by_value: function or None; its module is sent by value, so that the receiver sees the
             globals as they are now.
 
     Raises:
         ShippingError: Something in them cannot be sent; names the first object that cannot.
     """
-    since, modules = len(packer), user_modules.ModulesByValue()
-    try:
+    since = len(packer)
+    with user_modules.ModulesByValue() as modules:
         if by_value is not None:
-            _take_module_of_function(by_value, modules)
-        data, _ = heap.dump(parts, lambda file: _Pickler(file, packer, modules))
-    finally:
-        modules.release()
-    return Whole(Pickled(data, packer.places(since)))
+            _take_module_of(by_value, modules)
+
+        def make(file: io.BytesIO) -> Pickler:
+            if known is not None:
+                return Pickler(file, packer.add, _ids_of(known))
+            pickler = _ItemPickler(file, packer.add)
+            pickler.modules = modules
+            return pickler
+
+        data, _ = heap.dump(parts, make)
+    return Pickled(data, packer.places(since))
 
 
-def _take_module_of_function(function: Any, modules: user_modules.ModulesByValue) -> None:
+def _take_module_of(function: Any, modules: user_modules.ModulesByValue) -> None:
     function = user_modules.unwrapped(function)
     module = user_modules.module_of(function)
     if isinstance(function, types.FunctionType) and module and user_modules.is_users(module):
         modules.take(module)
 
 
+def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
+    places = ((kind, i, obj) for kind, found in known.items() for i, obj in enumerate(found))
+    return {id(obj): (kind, i) for kind, i, obj in places}
+
+
 def load(
-    whole: Whole, block: Block | None, *, in_place: bool = False, is_checked: bool = True
+    pickled: Pickled,
+    block: Block | None,
+    known: Known | None = None,
+    *,
+    in_place: bool = False,
+    is_checked: bool = True,
 ) -> list[Any]:
     """Undoes `dump`; returns a list of the objects.
 
     Args:
-        whole: `Whole`.
+        pickled: `Pickled`.
         block: `Block` or None, holds the arrays.
+        known: as in `dump`, the receiver's own.
         in_place: bool, default False. True makes the arrays read-only views of the block, which
             lives as long as they do; otherwise they are copies.
-        is_checked: bool, default True, as in `heap.load`.
+        is_checked: bool, default True, as in `heap.load`. Results are not checked: better one with
+            an odd attribute than none.
     """
-    pickled, buffers = whole.value, list[Any]()
+    buffers = list[Any]()
     if block is not None:
         buffers = [*(pickled.views(block) if in_place else pickled.arrays(block))]
-    return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers), is_checked)
+    return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers, known), is_checked)

@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import graphs
 from nanotf.compat.generation import generation
 from nanotf.errors import UndividedError
-from nanotf.shipping.random_operations import with_state
 from nanotf.shipping.streams import Coming
 
 MOST_STEPS = 16  # in one call
@@ -224,7 +224,7 @@ class _Trace:
     @functools.cached_property
     def has_state(self) -> bool:
         """True if operations, such as random draws, have a state of their own."""
-        return any(with_state(self._graph.as_graph_def()))
+        return any(graphs.drawing(self._graph.as_graph_def()))
 
 
 def _is_scalars(result: Any) -> bool:

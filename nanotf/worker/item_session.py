@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.shipping import jobs, pickling, whole
-from nanotf.shipping.packing import Packer
+from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -57,7 +57,7 @@ class ItemSession:
 
     def _run_item(
         self, message: messages.Job, job: jobs.ItemJob, blocks: list[Block]
-    ) -> whole.Whole | None:
+    ) -> Pickled | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
             function, *values = whole.load(job.task.whole, shared, in_place=True)
@@ -77,7 +77,7 @@ class ItemSession:
 
         return send
 
-    def _send_arrays(self, number: int, result: Any) -> whole.Whole | None:
+    def _send_arrays(self, number: int, result: Any) -> Pickled | None:
         """Sends a result with large arrays; returns one without, which needs no shared block."""
         packer = Packer()
         found = whole.dump({"The result": result}, packer)

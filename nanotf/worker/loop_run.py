@@ -29,9 +29,9 @@ from nanotf.shipping import (
     state,
     streams,
     summaries,
+    whole,
 )
 from nanotf.shipping.inputs import tuned
-from nanotf.shipping.results import dump_result
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
@@ -340,7 +340,8 @@ class LoopRun:
     def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
         """Sends the parent the parts of the result."""
         packer, known = packing.Packer(), {"object": program.numbered, "mutable": program.mutables}
-        pickled = dump_result(parts, known, packer)
+        named = {f"What a @nano function {does}": part for does, part in parts.items()}
+        pickled = whole.dump(named, packer, known)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None

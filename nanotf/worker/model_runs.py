@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names, keras_optimizers, random_states
+from nanotf.compat import distribute, keras_names, keras_optimizers, passed_steps, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
@@ -21,7 +21,6 @@ from nanotf.shipping import (
     iterators,
     jobs,
     outputs,
-    passed_steps,
     pipelines,
     state,
     streams,
