@@ -153,6 +153,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_code = isinstance(obj, (type, types.FunctionType))
         if reduced is NotImplemented and is_code and obj.__module__:
             user_modules.check_importable(obj.__module__)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            # cloudpickle drops it; a new string object, as for a code's file.
+            reduced[2][0]["__qualname__"] = "".join(obj.__qualname__)
         return reduced
 
 
