@@ -25,11 +25,13 @@ import numpy as np
 from nanotf.compat.keras_common import holds_numbers
 from nanotf.compat.versions import require_tensorflow
 
-# The value's place, the arguments of `without_value`, and what TensorFlow keeps of graphs and reads.
+# The value's place, the arguments of `without_value`, the strategy, which is the receiver's, and what
+# TensorFlow keeps of graphs and reads.
 _OF_PROCESS = frozenset(
     {
         "_cached_shape_as_list",
         "_cached_value",
+        "_distribute_strategy",
         "_distributed_container",
         "_dtype",
         "_graph_element",

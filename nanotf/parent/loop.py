@@ -61,6 +61,7 @@ from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
+_CHANGES = 2  # among the parts of what a worker sends at the end
 REST_SECONDS = 10.0  # by then a rank that waits in a collective reports it (`messages.Reached`)
 
 
@@ -189,8 +190,13 @@ def _run(
 
 
 def _loaded(pickled: Any, block: Block, known: whole.Known) -> list[Any]:
+    """Returns what a worker has sent; puts the attributes that have changed."""
+
+    def put(parts: Sequence[Any]) -> None:
+        attributes.put(known["object"], parts[_CHANGES])
+
     try:
-        return whole.load(pickled, block, known, is_checked=False)
+        return whole.load(pickled, block, known, is_checked=False, put=put)
     except Exception as error:
         raise NanoError(
             "The result of a @nano function could not be unpickled in your process. Received: "
@@ -404,7 +410,6 @@ class _LoopCall(calls.Call):
         manifest = self.manifest
         known = {"object": manifest.numbered, "mutable": manifest.shipped}
         value, contents, changes, chance = _loaded(message.value, block, known)
-        attributes.put(manifest.numbered, changes)
         seeded = Chance.capture().tensorflow is not None
         (chance if seeded else chance._replace(tensorflow=None)).restore()
         self.partings.check()

@@ -17,7 +17,8 @@ def copy_of(call: Any) -> Side:
     Args:
         call: `model_call.ModelCall`.
     """
-    copy, numbered = heap.load_model(call.traced.heap)
+    # Not checked: under a strategy's scope, variables are the strategy's.
+    copy, numbered = heap.load_model(call.traced.heap, is_checked=False)
     if keras_names.builds_optimizer_for_all(call.model):
         keras_optimizers.build_optimizer(copy)
     return copy, [numbered[number] for number in call.captured]

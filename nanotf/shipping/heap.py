@@ -398,6 +398,7 @@ class Unpickler(pickle.Unpickler):
         super().__init__(file, buffers=buffers)
         self._made: dict[int, Any] = {}
         self._makers: list[Any] = []
+        self._checkpoints: list[tuple[Any, dict[str, Any]]] = []
         self._known = known or {}
         self._read = 0
 
@@ -424,19 +425,21 @@ class Unpickler(pickle.Unpickler):
     def load_attributes(self) -> None:
         """Sets the attributes of all objects read so far, and of all reachable from them."""
         tf = require_tensorflow()
-        begin, checkpoints = self._read, []
         while self._read < len(self._made):  # it grows in this loop
             obj, attributes = self._made[self._read], self.load()
             self._read += 1
             if isinstance(obj, tf.train.Checkpoint):
-                checkpoints.append((obj, attributes))
+                self._checkpoints.append((obj, attributes))
             else:
                 value = attributes.pop(VALUE, None)
                 set_attributes(obj, attributes)
                 if value is not None:
                     values.write(obj, value)
-        generation().restore_identities(self.numbered[begin:])
-        for checkpoint, attributes in checkpoints:
+
+    def complete(self) -> None:
+        """Makes what depends on the identity of all objects."""
+        generation().restore_identities(self.numbered)
+        for checkpoint, attributes in self._checkpoints:
             checkpoint.__init__(**attributes)  # last, since it looks at what it saves
 
     def outline(self) -> str:
@@ -485,12 +488,18 @@ def _outline(file: io.BytesIO, pickler: Pickler) -> str:
     return found
 
 
-def load(unpickler: Unpickler, is_checked: bool = True) -> list[Any]:
+def load(
+    unpickler: Unpickler,
+    is_checked: bool = True,
+    put: Callable[[Sequence[Any]], None] = lambda _: None,
+) -> list[Any]:
     """Undoes `dump`; variables of the sender's heap have no values yet.
 
     Args:
         unpickler: `Unpickler`.
         is_checked: bool, default True, whether to compare the objects with the sender's.
+        put: callable of what `dump` pickled, gives objects of the receiver's own what they need of
+            it. Objects may be complete only then: a new one may be known by its place in theirs.
 
     Returns:
         A list of the objects that `dump` pickled.
@@ -503,6 +512,8 @@ def load(unpickler: Unpickler, is_checked: bool = True) -> list[Any]:
         parts.append(unpickler.load())
         unpickler.load_attributes()
     sent = unpickler.load()
+    put(parts)
+    unpickler.complete()
     if is_checked:
         outlines.check(sent, unpickler.outline(), unpickler.numbered)
     return parts
@@ -532,14 +543,18 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     return data, pickler.numbered
 
 
-def load_model(data: bytes) -> tuple[Any, list[Any]]:
+def load_model(data: bytes, is_checked: bool = True) -> tuple[Any, list[Any]]:
     """Makes the model that `dump_model` pickled. Its variables have no values yet.
+
+    Args:
+        data: bytes.
+        is_checked: bool, default True, as in `load`.
 
     Returns:
         A tuple of the model and of the objects by number.
     """
     unpickler = Unpickler(io.BytesIO(data))
-    return load(unpickler)[0], unpickler.numbered
+    return load(unpickler, is_checked)[0], unpickler.numbered
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:

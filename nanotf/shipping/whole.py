@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, values
@@ -123,6 +123,7 @@ def load(
     *,
     in_place: bool = False,
     is_checked: bool = True,
+    put: Callable[[Sequence[Any]], None] = lambda _: None,
 ) -> list[Any]:
     """Undoes `dump`; returns a list of the objects.
 
@@ -132,10 +133,10 @@ def load(
         known: as in `dump`, the receiver's own.
         in_place: bool, default False. True makes the arrays read-only views of the block, which
             lives as long as they do; otherwise they are copies.
-        is_checked: bool, default True, as in `heap.load`. Results are not checked: better one with
-            an odd attribute than none.
+        is_checked, put: as in `heap.load`. Results are not checked: better one with an odd
+            attribute than none.
     """
     buffers = list[Any]()
     if block is not None:
         buffers = [*(pickled.views(block) if in_place else pickled.arrays(block))]
-    return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers, known), is_checked)
+    return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers, known), is_checked, put)
