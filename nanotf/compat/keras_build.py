@@ -1,4 +1,4 @@
-"""How layers are built: by shapes, or by a symbolic call.
+"""Tells how layers were built, and builds them by a symbolic call.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |

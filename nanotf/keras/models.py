@@ -12,11 +12,10 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_steps
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UndividedError
 from nanotf.machine import topology
 from nanotf.parent import defaults
-from nanotf.shipping import iterators
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
@@ -205,7 +204,7 @@ class Accelerated:
         with (
             auto_settings.applied(self, settings),
             readers.attached(reads, self, call, beside, max_restarts) as read,
-            iterators.letting_go(self),
+            keras_steps.letting_go(self),
         ):
 
             def alone(args: Any, kwargs: Any, by_name: Any) -> Any:
@@ -291,7 +290,7 @@ class Accelerated:
             finally:
                 # Inside `fit`, Keras may use the iterator again in the next epoch.
                 if "_use_cached_eval_dataset" not in kwargs:
-                    iterators.let_go(self.test_function)
+                    keras_steps.let_go(self.test_function)
 
     @_taking_passed
     def predict(
@@ -335,13 +334,13 @@ class Accelerated:
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""
         super().make_train_function(force=force)  # type: ignore[misc]
-        self.train_function = iterators.keeping(self.train_function)
+        self.train_function = keras_steps.keeping(self.train_function)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""
         super().make_test_function(force=force)  # type: ignore[misc]
-        self.test_function = iterators.keeping(self.test_function)
+        self.test_function = keras_steps.keeping(self.test_function)
         return self.test_function
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import classes
+from nanotf.shipping import user_modules
 
 
 def digest_of(*parts: Any) -> str:
@@ -60,5 +60,5 @@ def _plain(value: Any) -> Any:
         return repr(value)
     named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
     if isinstance(named, type):
-        named = classes.original_class(named)
+        named = user_modules.original_class(named)
     return f"{named.__module__}.{named.__qualname__}"

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nanotf.compat import keras_names, passed_steps
+from nanotf.compat import keras_names, keras_steps
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
@@ -150,12 +150,12 @@ class _Run:
             self.resumption.restore_callbacks()
             self.step, self.logs = last.step, last.logs
             reads = call.data.read is not None
-            passed_steps.pass_over(call.model, last.step, last.logs, reads)
+            keras_steps.pass_over(call.model, last.step, last.logs, reads)
 
     def end_step(self, index: int, logs: Any) -> None:
         """Writes a checkpoint after a step if SIGTERM has come."""
         call = self.call
-        self.step = passed_steps.steps_after(call.model, index, call.data.steps)
+        self.step = keras_steps.steps_after(call.model, index, call.data.steps)
         self.logs = logs
         # A callback that stops training ends the epoch here.
         if self.checkpoints.sigterm.heard and not call.model.stop_training:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import pipelines
+from nanotf.compat import keras_steps, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_data import Stream
-from nanotf.shipping import iterators, jobs, streams
+from nanotf.shipping import jobs, streams
 
 
 class Source:
@@ -64,7 +64,7 @@ class Source:
             return
         self._source = copy
         for _ in range(complete):
-            iterators.drop([iter(copy)])  # every iterator draws a shuffle order
+            keras_steps.drop([iter(copy)])  # every iterator draws a shuffle order
 
     def stream(self) -> Stream:
         """Returns a stream of one pass over the data."""

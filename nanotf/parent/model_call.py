@@ -14,7 +14,7 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_data import FitData, Stream
-from nanotf.shipping import heap, jobs, summaries
+from nanotf.shipping import heap, jobs, objects, summaries
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -58,7 +58,12 @@ class ModelCall(calls.Call):
         self.traced = traced.traced(model, *self.dumped(), self.specs_by_step())
         self.numbered = self.traced.numbered
         own = self.variables_to_send()
-        self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())
+        known = set(map(id, own + self.variables_apart()))
+        self.captured = tuple(  # numbers of variables that are not the model's own
+            number
+            for number, obj in enumerate(self.numbered)
+            if objects.has_value(obj) and id(obj) not in known
+        )
         self.held = [self.numbered[number] for number in self.captured]
         self.variables = own + self.held
         self.layout = StateLayout.of(self.variables, size)

@@ -43,7 +43,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, objects, outlines, pickling, summaries, user_modules
+from nanotf.shipping import outlines, pickling, summaries, user_modules
 
 VALUE = "_nanotf_value"  # among a variable's attributes, if its value comes with them
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
@@ -181,22 +181,22 @@ class Pickler(pickling.Pickler):
         buffer_callback: as in `pickle.Pickler`.
         known: mapping of int to tuple of str and int, by id, of the objects that the receiver has:
             a key of its `Unpickler`'s `known`, and the place there.
+        modules: `user_modules.ModulesByValue` or None, takes the modules with variables or data
+            among their globals, which a worker would import with others.
 
     Attributes:
         numbered: list of the objects, by number.
-        modules: `user_modules.ModulesByValue` or None, takes the modules with variables or data
-            among their globals, which a worker would import with others.
     """
-
-    modules: user_modules.ModulesByValue | None = None
 
     def __init__(
         self,
         file: io.BytesIO,
         buffer_callback: Any = None,
         known: Mapping[int, tuple[str, int]] | None = None,
+        modules: user_modules.ModulesByValue | None = None,
     ) -> None:
         super().__init__(file, buffer_callback)
+        self._modules = modules
         self.numbered: list[Any] = []
         self._ids: dict[int, Any] = dict(known or {})
         # Of an object whose class may refer to it, as in a method that names a global: the object
@@ -213,7 +213,7 @@ class Pickler(pickling.Pickler):
             number = self._ids[id(obj)] = len(self.numbered)
             self.numbered.append(obj)
             self._makers.append(maker)
-            if isinstance(maker, type) and classes.is_foreign(maker):
+            if isinstance(maker, type) and user_modules.is_foreign(maker):
                 self._classes[number] = number, maker
             return number, maker
         return self._classes.get(found, found) if isinstance(found, int) else found
@@ -245,8 +245,8 @@ class Pickler(pickling.Pickler):
         return outlines.outline_of(zip(self.numbered, kinds, self._written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
-        if self.modules is not None and isinstance(obj, (type, types.FunctionType)):
-            self.modules.take_holder(obj)
+        if self._modules is not None and isinstance(obj, (type, types.FunctionType)):
+            self._modules.take_holder(obj)
         reduced = containers.described(obj) or _replaced(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
@@ -533,13 +533,8 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
         ShippingError: Something in it cannot be sent.
     """
     with user_modules.ModulesByValue() as modules:
-
-        def make(file: io.BytesIO) -> Pickler:
-            pickler = Pickler(file)
-            pickler.modules = modules
-            return pickler
-
-        data, pickler = dump({f"The model {model.name!r}": model}, make)
+        named = {f"The model {model.name!r}": model}
+        data, pickler = dump(named, lambda file: Pickler(file, modules=modules))
     return data, pickler.numbered
 
 
@@ -555,18 +550,3 @@ def load_model(data: bytes, is_checked: bool = True) -> tuple[Any, list[Any]]:
     """
     unpickler = Unpickler(io.BytesIO(data))
     return load(unpickler, is_checked)[0], unpickler.numbered
-
-
-def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the numbers of variables whose values are sent but that are not the model's own.
-
-    Args:
-        numbered: sequence of objects, of `dump_model`.
-        own: sequence of `tf.Variable`.
-    """
-    known = set(map(id, own))
-    return tuple(
-        number
-        for number, obj in enumerate(numbered)
-        if objects.has_value(obj) and id(obj) not in known
-    )

@@ -31,7 +31,7 @@ import numpy as np
 
 from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import classes, heap
+from nanotf.shipping import heap, user_modules
 
 _MISSING = object()
 
@@ -196,7 +196,7 @@ def _kind_of(value: Any) -> _Kind | None:
         return _BY_TYPE[_base_of(value)]
     if heap.is_sent_apart(value):  # its attributes come home by themselves
         return None
-    own = classes.is_foreign(cls) and cls.__module__ != "builtins"
+    own = user_modules.is_foreign(cls) and cls.__module__ != "builtins"
     if not own or isinstance(value, (type, types.ModuleType, BaseException)):
         return None
     by_attributes = (
@@ -219,7 +219,7 @@ def is_users(value: Any) -> bool:
     """Returns True for objects of a user's class derived from a Keras class with attributes."""
     keras = require_tensorflow().keras
     kinds = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss)
-    return isinstance(value, kinds) and classes.is_foreign(type(value))
+    return isinstance(value, kinds) and user_modules.is_foreign(type(value))
 
 
 def held_by(numbered: Iterable[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes
+from nanotf.shipping import user_modules
 
 _DEEPEST = 4
 _LONGEST = 1000
@@ -108,7 +108,7 @@ def _of_object(value: Any) -> str:
 
 
 def _name_of(cls: Any) -> str:
-    return str(classes.original_class(cls).__qualname__)
+    return str(user_modules.original_class(cls).__qualname__)
 
 
 def check(sent: str, arrived: str, numbered: Sequence[Any]) -> None:

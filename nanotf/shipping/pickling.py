@@ -31,7 +31,7 @@ from nanotf.compat import functions
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, user_modules
+from nanotf.shipping import user_modules
 
 _DEEPEST, _MOST = 10, 1000  # steps of a path in an error, and parts of an object that are tried
 _SHOWN = 500  # characters of an error
@@ -109,7 +109,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type):
-            original = classes.original_class(obj)
+            original = user_modules.original_class(obj)
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return self._by_name_or_value(obj)

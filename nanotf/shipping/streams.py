@@ -40,11 +40,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nanotf.compat import keras_steps
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
-from nanotf.shipping import iterators
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.inputs import (
     check_rows,
@@ -511,7 +511,7 @@ class StreamWriter:
                 else:
                     self._evaluate(self._evaluations)
             finally:
-                iterators.drop([self._iterator])
+                keras_steps.drop([self._iterator])
                 self._iterator = None
                 self._data.close()
         except BaseException as error:  # the user's data; raised again in fit()
@@ -574,7 +574,7 @@ class StreamWriter:
         if self._turn >= 0 and not self._wait(self._all_read):
             return False
         # Drops the last reference; dropping a dataset's iterator may take a while.
-        iterators.drop([self._iterator])
+        keras_steps.drop([self._iterator])
         self._iterator = iterator
         with self._changed:
             self._unread = [0] * SLOTS

@@ -22,6 +22,7 @@ from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import objects
 
 _LONGEST = 1000  # a longer list holds data
+_KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
 
 
 class ModulesByValue:
@@ -152,3 +153,15 @@ def is_users(module: types.ModuleType) -> bool:
     if origin is None:
         return bool(found["__name__"] == "__main__")
     return process_state.is_users_file(origin)
+
+
+def original_class(cls: type) -> type:
+    """Returns the user's or Keras's class behind a class that `accelerate` made."""
+    original: type = vars(cls).get("_nanotf_original", cls)
+    return original
+
+
+def is_foreign(value: Any) -> bool:
+    """Returns True if Keras in another process would not know a class or function."""
+    package = (getattr(value, "__module__", None) or "").split(".")[0]
+    return package not in _KERAS_PACKAGES

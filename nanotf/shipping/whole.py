@@ -92,15 +92,10 @@ def dump(
     with user_modules.ModulesByValue() as modules:
         if by_value is not None:
             _take_module_of(by_value, modules)
-
-        def make(file: io.BytesIO) -> Pickler:
-            if known is not None:
-                return Pickler(file, packer.add, _ids_of(known))
-            pickler = _ItemPickler(file, packer.add)
-            pickler.modules = modules
-            return pickler
-
-        data, _ = heap.dump(parts, make)
+        if known is None:
+            data, _ = heap.dump(parts, lambda f: _ItemPickler(f, packer.add, modules=modules))
+        else:
+            data, _ = heap.dump(parts, lambda f: Pickler(f, packer.add, _ids_of(known)))
     return Pickled(data, packer.places(since))
 
 

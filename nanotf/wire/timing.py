@@ -233,7 +233,7 @@ class Stopwatch:
             self._note(kind, answered(), began, now(), before)
             return result
 
-        # Copies the function's other attributes, see `iterators.keeping`.
+        # Copies the function's other attributes, see `keras_steps.keeping`.
         timed_step.__dict__.update(vars(step), _nanotf_timed=True)
         return timed_step
 

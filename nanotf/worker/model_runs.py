@@ -11,14 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names, keras_optimizers, passed_steps, random_states
+from nanotf.compat import distribute, keras_names, keras_optimizers, keras_steps, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.likeness import Likeness
 from nanotf.shipping import (
     inputs,
-    iterators,
     jobs,
     outputs,
     pipelines,
@@ -151,7 +150,7 @@ class _ModelRun:
         warned: Any = contextlib.nullcontext()
         if not job.quiet:
             warned = output.warning_parent(session, self.number, replica.is_in_step)
-        held = iterators.letting_go(self.model)  # by the functions of a class of nanotf's
+        held = keras_steps.letting_go(self.model)  # by the functions of a class of nanotf's
         with held, prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
             yield
         self.parts = self.kept.ledger.parts
@@ -371,7 +370,7 @@ class FitRun(_ModelRun):
             self._train_logs = self.job.passed_logs
             reads = not isinstance(self.job.train, inputs.ArrayInput)
             logs = self.job.passed_logs
-            passed_steps.pass_over(self.model, self._passed_steps(), logs, reads)
+            keras_steps.pass_over(self.model, self._passed_steps(), logs, reads)
 
     def _passed_steps(self) -> int:
         """Returns the number of this epoch's steps that were complete before this job."""
@@ -380,7 +379,7 @@ class FitRun(_ModelRun):
     def _look(self, looks: Looks, index: int, logs: Any = None) -> None:
         """Pauses after a step if the parent has asked any rank to."""
         self._train_logs = logs
-        made = passed_steps.steps_after(self.model, index, None)
+        made = keras_steps.steps_after(self.model, index, None)
         # The parent gets the state at the end of an epoch, even of one that a callback stops.
         if self.model.stop_training or not looks.is_due(made):
             return
