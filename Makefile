@@ -7,6 +7,7 @@
 #   make test TF=2.15.1      the same tests with another TensorFlow, in its own virtual environment;
 #                            TF=intel is intel-tensorflow 2.14
 #   make test-corners        a few tests with each of the oldest TensorFlows, in small environments
+#   make test-libraries      programs on top of some twenty libraries, in an environment of its own
 #   make lint                ruff, mypy, import-linter, check_prose, check_tensorflow_names,
 #                            shellcheck, clang-format, hadolint, docs
 #   make docs                build the documentation, strictly, into build/site
@@ -59,7 +60,7 @@ test test-all: $(if $(TF),$(STAMP),lint)
 newest-1 newest-2 newest-3 newest-4: newest-%:
 	$(PYTEST) tests/e2e tests/programs --part $*/4 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
-	$(PYTEST) -n auto --dist loadfile --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
+	$(PYTEST) -n auto --dist loadfile --ignore tests/e2e --ignore tests/programs --ignore tests/libraries tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
@@ -83,6 +84,18 @@ $(CORNERS:%=corner-%): corner-%: .venv-corner-%/.installed
 	.venv-corner-$*/bin/python -m pytest $(CORNER_TESTS) --cases 1 $(ARGS) || test $$? = 5
 $(CORNERS:%=.venv-corner-%/.installed): .venv-corner-%/.installed: pyproject.toml tools/make-venv | $(STAMP)
 	tools/make-venv $(@D) $* $(PYTHON) corner
+	touch $@
+
+# Programs on top of Keras libraries, alone and with two workers, in environments of their own. Each
+# skips the programs whose library it lacks.
+.PHONY: test-libraries
+LIBRARIES := .venv-libraries-2.21 .venv-libraries-2.15.1
+test-libraries: $(LIBRARIES:%=%/.installed)
+	set -e; for venv in $(LIBRARIES); do $$venv/bin/python -m pytest -s tests/libraries $(ARGS); done
+.venv-libraries-%/.installed: tests/libraries/requirements-%.txt tests/libraries/overrides.txt tools/make-venv | $(STAMP)
+	tools/make-venv $(@D) '$(if $(filter 2.21,$*),$(NEWEST_TF),$*)' $(PYTHON) corner
+	$(@D)/bin/python -m uv pip install --quiet --compile-bytecode --python $(@D)/bin/python \
+		--requirement $< --override tests/libraries/overrides.txt
 	touch $@
 
 test-fast: $(STAMP)

@@ -164,6 +164,10 @@ def attributes_of(obj: Any) -> dict[str, Any]:
     return dict(sorted(found.items())) | ({} if inside is None else {VALUE: inside})
 
 
+def _without_value(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name != VALUE}
+
+
 def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
     """Sets what `attributes_of` has returned in another process."""
     if isinstance(obj, require_tensorflow().Variable):
@@ -242,7 +246,8 @@ class Pickler(pickling.Pickler):
     def outline(self) -> str:
         """Returns the outline of the objects, as they were written."""
         kinds = map(_outlined_class, self._makers, self.numbered)
-        return outlines.outline_of(zip(self.numbered, kinds, self._written, strict=True))
+        written = map(_without_value, self._written)
+        return outlines.outline_of(zip(self.numbered, kinds, written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
         if self._modules is not None and isinstance(obj, (type, types.FunctionType)):
@@ -447,7 +452,8 @@ class Unpickler(pickle.Unpickler):
         kinds = [_outlined_class(*each) for each in zip(self._makers, self.numbered, strict=True)]
         made = zip(self.numbered, kinds, strict=True)
         return outlines.outline_of(
-            (obj, cls, attributes_of(obj) if cls is class_of(obj) else {}) for obj, cls in made
+            (obj, cls, _without_value(attributes_of(obj)) if cls is class_of(obj) else {})
+            for obj, cls in made
         )
 
 

@@ -632,3 +632,64 @@ def test_a_global_with_every_attribute() -> None:
     anything = _Anything()
     assert user_modules.unwrapped(anything) is anything
     assert user_modules.unwrapped(tf.function(dense)) is dense
+
+
+class Measured(tf.keras.layers.Layer):  # type: ignore[misc]
+    """A layer that makes parts, and notes what it has seen, when it is built."""
+
+    def build(self, shape: Any) -> None:
+        self.parts = {f"part{i}": tf.keras.layers.Dense(2) for i in range(2)}
+        self.seen, self.kept = types.SimpleNamespace(shape=tuple(shape)), [np.ones(2)]
+        for part in self.parts.values():
+            part.build(shape)
+        super().build(shape)
+
+    def call(self, x: Any) -> Any:
+        return sum(part(x) for part in self.parts.values())
+
+
+@pytest.mark.both_generations
+def test_what_a_layer_makes_when_it_is_built_comes_home() -> None:
+    layer, x = Measured(), tf.ones((4, 3))
+
+    @two
+    def train(x: Any) -> Any:
+        return layer(x)
+
+    first = train(x)
+    assert layer.built and layer.seen.shape == (4, 3) and layer.kept[0].tolist() == [1.0, 1.0]
+    assert list(layer.parts) == ["part0", "part1"] and len(layer.trainable_variables) == 4
+    assert all(part.built for part in layer.parts.values())
+    np.testing.assert_allclose(layer(x), first, rtol=1e-6)
+    layer.parts["part0"].kernel.assign_add(tf.ones((3, 2)))
+    np.testing.assert_allclose(train(x), first + 3.0, rtol=1e-6)
+    model = tf.keras.Sequential([tf.keras.Input((3,)), layer])
+    np.testing.assert_allclose(model.predict(np.ones((4, 3)), verbose=0), layer(x), rtol=1e-6)
+
+
+@pytest.mark.both_generations
+def test_layers_built_by_the_first_call_cause_no_retracing() -> None:
+    layers, traced = [tf.keras.layers.Dense(8), tf.keras.layers.Dense(10)], {"number": 0}
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        traced["number"] += 1
+        with tf.GradientTape() as tape:
+            out = layers[1](layers[0](x))
+            loss = tf.reduce_mean(out**2)
+        variables = [*layers[0].trainable_variables, *layers[1].trainable_variables]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    @two
+    def train(x: Any) -> float:
+        layers[1](layers[0](x))
+        return float(step(x))
+
+    losses, after = [], []
+    for _ in range(3):
+        losses.append(train(tf.ones((4, 3))))
+        after.append(traced["number"])
+    assert after[0] == after[1] == after[2]
+    assert losses[0] > losses[1] > losses[2]
