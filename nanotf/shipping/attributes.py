@@ -1,15 +1,17 @@
 """Sends home the attributes that a call has changed in the objects of the heap.
 
-A layer that a `@nano` function builds gets variables, a model that it compiles gets losses, and
-the function's own objects get whatever it sets. All of these are attributes. The worker compares
-those after the call with those before it, and the user's objects get the changed ones. What they
-refer to is the user's own object if that has a number, else a new one.
+A layer that a `@nano` function builds gets variables, a model that it compiles gets losses, and its
+own objects get whatever it sets. All of these are attributes. The worker compares those after the
+call with those before it, and the user's objects get the changed ones, which refer to the user's
+own objects where these have numbers, else to new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from nanotf.compat.generation import generation
 from nanotf.shipping import heap, mutables, outlines
@@ -43,6 +45,9 @@ class Attributes:
         return found
 
     def _differs(self, before: Attributes, number: int, name: str) -> bool:
+        if name == heap.VALUE:
+            old: Any = before._all[number].get(name)
+            return not np.array_equal(self._all[number][name], old)
         kinds, then = self._kinds[number], before._kinds[number]
         if kinds[name] != then.get(name):
             return True

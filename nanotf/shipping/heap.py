@@ -139,8 +139,7 @@ def class_of(obj: Any) -> Any:
 
 def _outlined_class(maker: Any, obj: Any) -> Any:
     """Returns the class that an outline names: the maker's if the receiver makes another object."""
-    is_same = isinstance(maker, type) or hasattr(maker, "cls")
-    return class_of(obj) if is_same else type(maker)
+    return class_of(obj) if hasattr(maker, "cls") or isinstance(maker, type) else type(maker)
 
 
 def _travels(name: str) -> bool:
@@ -170,10 +169,13 @@ def _without_value(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
     """Sets what `attributes_of` has returned in another process."""
+    found = _without_value(attributes)
     if isinstance(obj, require_tensorflow().Variable):
-        values.set_attributes(obj, attributes)
+        values.set_attributes(obj, found)
     else:
-        vars(obj).update(attributes)
+        vars(obj).update(found)
+    if VALUE in attributes:
+        values.write(obj, attributes[VALUE])
 
 
 # -------------------------------------------------------------------------------- the stream
@@ -238,7 +240,7 @@ class Pickler(pickling.Pickler):
         while len(self._written) < len(self.numbered):  # it grows in this loop
             obj = self.numbered[len(self._written)]
             self._written.append(self.attributes(obj))
-            pickling.dump(self, self._written[-1], outlines.title(obj))
+            pickling.dump(self, self._written[-1], functools.partial(outlines.title, obj))
 
     def for_trial(self) -> pickling.Pickler:
         return Pickler(io.BytesIO(), lambda _: False, self._ids)
@@ -436,10 +438,7 @@ class Unpickler(pickle.Unpickler):
             if isinstance(obj, tf.train.Checkpoint):
                 self._checkpoints.append((obj, attributes))
             else:
-                value = attributes.pop(VALUE, None)
                 set_attributes(obj, attributes)
-                if value is not None:
-                    values.write(obj, value)
 
     def complete(self) -> None:
         """Makes what depends on the identity of all objects."""

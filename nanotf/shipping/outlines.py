@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import json
 import types
-import weakref
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -99,8 +98,6 @@ def _of_object(value: Any) -> str:
         return f"an array of {value.dtype}, {value.shape}"
     if isinstance(value, tf.Tensor):
         return f"a tensor of {value.dtype.name}, {value.shape}"
-    if isinstance(value, weakref.ref):
-        return "a reference"
     if is_tf_function(value) and keras_names.is_keras_own(value.python_function):
         return "None"
     # What else pickle makes may be of another class: a worker's strategy, a proxy's content.

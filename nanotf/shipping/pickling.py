@@ -22,7 +22,7 @@ import pathlib
 import pickle
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -34,7 +34,6 @@ from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import user_modules
 
 _DEEPEST, _MOST = 10, 1000  # steps of a path in an error, and parts of an object that are tried
-_SHOWN = 500  # characters of an error
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
@@ -228,13 +227,13 @@ def dumps(obj: Any) -> bytes:
     return file.getvalue()
 
 
-def dump(pickler: Pickler, obj: Any, holder: str = "") -> None:
+def dump(pickler: Pickler, obj: Any, holder: Callable[[], str] = str) -> None:
     """Pickles an object; raises `ShippingError` as `dumps` does.
 
     Args:
         pickler: `Pickler`.
         obj: any object.
-        holder: str, the name of the object whose attributes it is, for the error.
+        holder: callable, returns the name of the object whose attributes it is, for the error.
     """
     try:
         pickler.dump(obj)
@@ -242,13 +241,13 @@ def dump(pickler: Pickler, obj: Any, holder: str = "") -> None:
         raise
     except Exception as error:
         path, culprit = _culprit(pickler, obj)
-        cls, where = type(culprit), " of ".join(filter(None, (path and f"`{path}`", holder)))
+        cls, where = type(culprit), " of ".join(filter(None, (path and f"`{path}`", holder())))
         received = ", ".join(
             filter(None, (where, f"an object of class {cls.__module__}.{cls.__qualname__}"))
         )
         raise ShippingError(
             "Everything that a job refers to must be picklable to reach another process. "
-            f"Received: {received}, and {type(error).__name__}: {str(error)[:_SHOWN]}. "
+            f"Received: {received}, and {type(error).__name__}: {str(error)[:500]}. "
             "Keep open files, sockets, threads and the like out of models, losses, metrics and "
             "the functions that they use: open them where they are used."
         ) from error

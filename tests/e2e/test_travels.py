@@ -412,6 +412,22 @@ def test_values_of_variables_without_numbers_or_shape(float64: None) -> None:
     assert_same_history(histories[1], histories[0])
 
 
+def test_such_values_that_a_loop_changes() -> None:
+    growing = Growing()
+
+    @nano(num_processes=2)
+    def change() -> tuple[Any, Any]:
+        growing.text.assign("abcd")
+        growing.grown.assign(tf.concat([growing.grown.read_value(), [4.0]], 0))
+        return growing.text.numpy(), growing.grown.numpy().tolist()
+
+    for length in (4, 5):
+        text, grown = change()
+        assert text == growing.text.numpy() == b"abcd"
+        assert grown == growing.grown.numpy().tolist()
+        assert len(grown) == length
+
+
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_a_model_made_under_a_strategy(policy: str) -> None:
     x, y = numbers()

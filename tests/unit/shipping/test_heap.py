@@ -97,7 +97,10 @@ def test_an_object_that_cannot_be_sent_is_named(tmp_path: Any) -> None:
     with (tmp_path / "log").open("w") as file:
         model = Holding(file)
         model(X)
-        with pytest.raises(ShippingError, match=r"(?s)class Holding .*open file"):
+        with pytest.raises(
+            ShippingError,
+            match=r"`holds` of Holding 'holding\w*', an object of class _io.*open file",
+        ):
             heap.dump_model(model)
 
 
