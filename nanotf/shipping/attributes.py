@@ -8,10 +8,9 @@ own objects where these have numbers, else to new ones.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from nanotf.compat.generation import generation
 from nanotf.shipping import heap, mutables, outlines
@@ -46,8 +45,9 @@ class Attributes:
 
     def _differs(self, before: Attributes, number: int, name: str) -> bool:
         if name == heap.VALUE:
-            old: Any = before._all[number].get(name)
-            return not np.array_equal(self._all[number][name], old)
+            old = before._all[number].get(name)
+            # Pickled, a NaN equals itself.
+            return pickle.dumps(self._all[number][name]) != pickle.dumps(old)
         kinds, then = self._kinds[number], before._kinds[number]
         if kinds[name] != then.get(name):
             return True

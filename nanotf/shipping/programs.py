@@ -215,7 +215,6 @@ class Manifest:
         self._function, self._call = function, call
         self._modules = user_modules.ModulesByValue()
         self._taken: list[types.ModuleType] = []
-        self._holds: dict[types.ModuleType, str | None] = {}  # modules, and roots in them
         self._step_ids: set[int] = set()
         with self._by_value():
             self._take_module(function)
@@ -285,9 +284,7 @@ class Manifest:
         module = user_modules.module_of(found)
         if module is None or self._modules.is_users_wish(module):
             return
-        if module not in self._holds:
-            self._holds[module] = user_modules.root_in(module)
-        root = self._holds[module]
+        root = self._modules.root_of(module)
         if root is None:
             return
         if module is found:

@@ -30,7 +30,8 @@ class ModulesByValue:
 
     def __init__(self) -> None:
         self._taken: list[types.ModuleType] = []
-        self._looked: set[types.ModuleType] = set()
+        self._roots: dict[types.ModuleType, str | None] = {}
+        self._rootless: set[str] = set()
 
     def __enter__(self) -> ModulesByValue:
         return self
@@ -41,10 +42,17 @@ class ModulesByValue:
     def take_holder(self, found: Any) -> None:
         """Takes the module of a function or class if it holds a root."""
         module = module_of(found)
-        if module is not None and module not in self._looked:
-            self._looked.add(module)
-            if root_in(module) is not None:
-                self.take(module)
+        if module is not None and self.root_of(module) is not None:
+            self.take(module)
+
+    def root_of(self, module: types.ModuleType) -> str | None:
+        """Returns `root_in`; looks into each module once."""
+        if module not in self._roots:
+            seen = set(self._rootless)
+            self._roots[module] = root_in(module, seen)
+            if self._roots[module] is None:  # then none that it leads to has one
+                self._rootless = seen
+        return self._roots[module]
 
     def take(self, module: types.ModuleType) -> None:
         """Makes a module's definitions be sent by value, if they are not already."""
@@ -96,17 +104,16 @@ def module_of(value: Any) -> types.ModuleType | None:
     return sys.modules.get(name) if isinstance(name, str) else None
 
 
-def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | None:
+def root_in(module: types.ModuleType, seen: set[str]) -> str | None:
     """Returns the name of a module's root: an object with variables or data, not to be duplicated.
 
     Args:
         module: a module; only a user's module is searched.
-        seen: set of str, the modules that have none.
+        seen: set of str, the modules that have none; gets those that this one leads to.
 
     Returns:
         str or None: a global of the module, or of a module that it imports something from.
     """
-    seen = set() if seen is None else seen
     values = _globals_of(module)
     module_name = values["__name__"]
     if module_name in seen or not is_users(module):

@@ -19,7 +19,7 @@ import nanotf
 from nanotf import nano
 from nanotf.errors import ShippingError
 from nanotf.keras import Model
-from nanotf.shipping import heap, outlines
+from nanotf.shipping import heap, outlines, user_modules
 
 pytestmark = pytest.mark.both_generations
 
@@ -348,6 +348,39 @@ def test_functions_of_installed_packages_in_a_loop(library: Any, float64: None) 
         return *kept, float(library.doubled(info, add(tf.constant(1.0))))
 
     assert look() == (True, True, 3.0)
+
+
+def test_a_loss_whose_module_leads_to_a_model(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, float64: None
+) -> None:
+    """Two modules import each other; only one that both lead to holds the model."""
+    sources = {
+        "one": "import nanotf_test_other",
+        "other": "import nanotf_test_one\nfrom nanotf_test_teacher import TEACHER",
+        "teacher": "import tensorflow as tf\nTEACHER = tf.keras.layers.Dense(1)",
+        "loss": "import tensorflow as tf\nimport nanotf_test_one\n"
+        "from nanotf_test_other import TEACHER\n"
+        "def loss(y, out):\n    return tf.reduce_mean((TEACHER(y) - out) ** 2, -1)",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"nanotf_test_{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tf.keras.utils.set_random_seed(5)
+    module = importlib.import_module("nanotf_test_loss")
+    module.TEACHER.build((None, 1))
+    x, y = numbers()
+    histories = []
+    for more in ({}, {"num_processes": 2}):
+        model = with_layer(lambda: L.Dense(2))
+        model.compile("sgd", module.loss)
+        histories.append(model.fit(x, y, **FIT, **more).history)
+    assert_same_history(histories[1], histories[0])
+    modules = user_modules.ModulesByValue()
+    found = {name: modules.root_of(sys.modules[f"nanotf_test_{name}"]) for name in sources}
+    for name in sources:
+        del sys.modules[f"nanotf_test_{name}"]
+    assert found["teacher"] == "nanotf_test_teacher.TEACHER"
+    assert all(found.values())
 
 
 # ------------------------------------------------------------------------------------ datasets
