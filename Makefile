@@ -92,10 +92,10 @@ $(CORNERS:%=.venv-corner-%/.installed): .venv-corner-%/.installed: pyproject.tom
 LIBRARIES := .venv-libraries-2.21 .venv-libraries-2.15.1
 test-libraries: $(LIBRARIES:%=%/.installed)
 	set -e; for venv in $(LIBRARIES); do $$venv/bin/python -m pytest -s tests/libraries $(ARGS); done
-.venv-libraries-%/.installed: tests/libraries/requirements-%.txt tests/libraries/overrides.txt tools/make-venv | $(STAMP)
+.venv-libraries-%/.installed: tests/libraries/requirements-%.txt tests/libraries/overrides-%.txt tools/make-venv | $(STAMP)
 	tools/make-venv $(@D) '$(if $(filter 2.21,$*),$(NEWEST_TF),$*)' $(PYTHON) corner
 	$(@D)/bin/python -m uv pip install --quiet --compile-bytecode --python $(@D)/bin/python \
-		--requirement $< --override tests/libraries/overrides.txt
+		--requirement $< --override $(word 2,$^)
 	touch $@
 
 test-fast: $(STAMP)

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 
 LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
@@ -128,6 +127,12 @@ def _of_backend(name: str) -> Row:
     )
 
 
+def _keras_names() -> types.ModuleType:
+    from nanotf.compat import keras_names  # imports TensorFlow
+
+    return keras_names
+
+
 # Everything here works before TensorFlow is imported.
 _EARLY = (
     Row("environ", lambda: dict(os.environ), _set_environ),
@@ -152,8 +157,8 @@ ROWS = (
     ),
     Row(
         "limits of a run",
-        keras_names.run_limits,
-        lambda value: keras_names.set_run_limits(*value),
+        lambda: _keras_names().run_limits(),
+        lambda value: _keras_names().set_run_limits(*value),
         traced=True,
     ),
     Row("deterministic operations", _is_deterministic, _set_deterministic, traced=True),

@@ -12,7 +12,7 @@ from nanotf.machine import environment, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.worker_log import WorkerLog
-from nanotf.pool.zygote import FORK_SECONDS, Zygote, shared_zygote
+from nanotf.pool.zygote import FORK_SECONDS, Forks, Zygote
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard
@@ -44,36 +44,30 @@ class LocalCrew:
         self.here, self._transport, self._key = plan, transport, key
         self.deadline = stalls.stall_seconds()
         self._environ = os.environ if environ is None else environ
-        self._zygotes: list[Zygote] = []  # the zygotes that no other crew shares
+        self._forks = Forks()
 
     def start(self) -> None:
         placements = self.here.placements
         environs = [worker_variables(placement, self._environ) for placement in placements]
-        shared = shared_zygote(environs[0])
         for placement, environ in zip(placements, environs, strict=True):
-            self.workers.append(self._started(placement, environ, shared))
+            self.workers.append(self._started(placement, environ))
 
     def replace(self, rank: int) -> Worker:
         """Starts a worker on the cores of one that has ended; returns it."""
         placement = self.here.placements[rank]
         environ = worker_variables(placement, self._environ)
-        self.workers[rank] = self._started(placement, environ, shared_zygote(environ))
+        self.workers[rank] = self._started(placement, environ)
         return self.workers[rank]
 
-    def _started(
-        self, placement: topology.Placement, environ: Mapping[str, str], zygote: Zygote | None
-    ) -> Worker:
-        if zygote is None:
-            zygote = Zygote(environ, imports=False)
-            self._zygotes.append(zygote)
+    def _started(self, placement: topology.Placement, environ: Mapping[str, str]) -> Worker:
+        zygote = self._forks.zygote(environ)
         return LocalWorker(placement, self._key, self._transport, environ, zygote)
 
     def take_connections(self, rank: int) -> list[int]:
         return []
 
     def close(self) -> None:
-        for zygote in self._zygotes:
-            zygote.close()
+        self._forks.close()
 
 
 class LocalWorker(Worker):

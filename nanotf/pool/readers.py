@@ -35,7 +35,7 @@ from nanotf.pool.handles import DEATH_SECONDS
 from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.local import LocalWorker, worker_variables
 from nanotf.pool.supervision import not_finished
-from nanotf.pool.zygote import Zygote, shared_zygote
+from nanotf.pool.zygote import Forks
 from nanotf.wire import messages, reading
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
@@ -161,7 +161,7 @@ class ReaderPool:
         self._failure: BaseException | None = None
         self._closed = False
         self._restarts = 0
-        self._zygotes: list[Zygote] = []  # that no other process shares
+        self._forks = Forks()
         self._seats: list[_Seat] = []
         for placement in placements:
             self.add(placement)
@@ -270,11 +270,7 @@ class ReaderPool:
     def _start(self, seat: _Seat) -> None:
         state = ProcessState.capture(early=True)
         environ = worker_variables(seat.placement, os.environ)
-        zygote = shared_zygote(environ)
-        if zygote is None:
-            zygote = Zygote(environ, imports=False)
-            self._zygotes.append(zygote)
-        of_worker = (seat.placement, self._key, reading.READS, environ, zygote)
+        of_worker = (seat.placement, self._key, reading.READS, environ, self._forks.zygote(environ))
         process = ReaderProcess(self._max_restarts, *of_worker)
         with self._lock:
             seat.process = process
@@ -387,8 +383,7 @@ class ReaderPool:
             if seat.process is not None:
                 seat.process.close()
             seat.vacate()  # TensorFlow keeps what it has read from for a while
-        for zygote in self._zygotes:
-            zygote.close()
+        self._forks.close()
         for task in [*self._pending, *itertools.chain(*(seat.running for seat in seats))]:
             _finish(task, ended())
         self._published.clear()

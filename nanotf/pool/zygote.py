@@ -1,7 +1,9 @@
 """The parent's view of the process from which its workers are forked, see `worker.zygote`.
 
-N workers cost one import of TensorFlow instead of N, and the next pool costs none. There is one
-zygote per process. It ends with `nanotf.shutdown()`, with the idle timer and with its process.
+N workers cost one import of TensorFlow instead of N, and the next pool costs none. A process has
+one zygote for its next pools. It ends with `nanotf.shutdown()`, with the idle timer and with its
+process. Its end ends the processes that it has forked: so a zygote that libraries would now load
+differently stays until the pools that use it have ended (`Forks`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import atexit
 import contextlib
 import math
 import os
+import re
 import resource
 import secrets
 import select
@@ -35,14 +38,21 @@ _STARTS = ("fork", "spawn")
 LOOK_SECONDS = 0.05  # how long a thread that waits holds the lock
 FORK_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 
-# Libraries read these after the fork, or the values of any pool will do.
+# What the interpreter, the loader, the C library and the libraries that a zygote imports read while
+# they start. A fork gets the values of all others itself, as each tracker's number of its run.
+_READ_AT_START = re.compile(
+    "(PYTHON|LD_|LC_|LANG|GLIBC_|MALLOC_|TCMALLOC_|MIMALLOC_|TF_|TENSORFLOW_|KERAS_|XLA_|ABSL_|GRPC_"
+    "|OMP_|KMP_|GOMP_|MKL_|DNNL_|ONEDNN_|OPENBLAS_|BLIS_|GOTO_|NPY_|CUDA_|NVIDIA_|HIP_|ROCM_"
+    "|PROTOCOL_BUFFERS_|HOME$)"
+)
+# Of those, libraries read these after the fork, or the values of any pool will do.
 _READ_LATER = (
     "OMP_NUM_THREADS",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
+    "TF_CONFIG",
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
-    "PYTEST_CURRENT_TEST",
 )
 
 
@@ -125,6 +135,7 @@ class Zygote:
     def __init__(self, environ: Mapping[str, str], *, imports: bool) -> None:
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
+        self.lent = 0  # to how many `Forks`; written under `_choosing`
         self.log = WorkerLog()
         self._forking = threading.Lock()  # one fork at a time; any thread may start a process
         self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
@@ -168,12 +179,13 @@ class Zygote:
             number = _read(reader)
             if number is None:
                 raise ChannelClosed("the zygote has ended")
-            if number < 0:
-                raise OSError(-number, os.strerror(-number))
         except BaseException:  # Ctrl-C may have interrupted a message
             os.close(reader)
             self.process.kill()
             raise
+        if number < 0:
+            os.close(reader)
+            raise OSError(-number, os.strerror(-number))
         return Forked(number, reader)
 
     def _order(self, order: messages.Fork, fds: list[int]) -> None:
@@ -263,34 +275,67 @@ _zygote: Zygote | None = None
 _choosing = threading.Lock()  # readers start in threads of their own
 
 
-def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
-    """Returns this process's zygote, a new one if libraries would now be loaded differently.
+class Forks:
+    """The zygotes of one pool, which stay until the pool ends.
 
-    Args:
-        environ: mapping, all environment variables of a worker.
-
-    Returns:
-        `Zygote`, or None if each worker must import TensorFlow by itself.
-
-    Raises:
-        InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
+    The pool shares this process's zygote with others, or each of its processes has its own.
     """
-    with _choosing:
-        return _shared_zygote(environ)
+
+    def __init__(self) -> None:
+        self._shared: Zygote | None = None
+        self._own: list[Zygote] = []
+
+    def zygote(self, environ: Mapping[str, str]) -> Zygote:
+        """Returns the zygote from which the pool's next process is forked.
+
+        Args:
+            environ: mapping, all environment variables of that process.
+
+        Raises:
+            InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
+        """
+        if not _may_fork():
+            with _choosing:
+                _retire()
+            self._own.append(Zygote(environ, imports=False))
+            return self._own[-1]
+        with _choosing:
+            if self._shared is None or not self._shared.is_alive():
+                self._give_back()
+                self._shared = _lend(environ)
+            return self._shared
+
+    def close(self) -> None:
+        """Ends the zygotes that nobody needs any more. The pool's processes have ended."""
+        for zygote in self._own:
+            zygote.close()
+        with _choosing:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        zygote, self._shared = self._shared, None
+        if zygote is not None:
+            zygote.lent -= 1
+            if not zygote.lent and zygote is not _zygote:
+                zygote.close()
 
 
-def _shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
+def _lend(environ: Mapping[str, str]) -> Zygote:
+    """Returns this process's zygote; a new one if libraries would now be loaded differently."""
     global _zygote
-    if not _may_fork():
-        end()
-        return None
-    if _zygote is not None and not (
-        _zygote.is_alive() and _zygote.seen == _what_imports_see(environ)
-    ):
-        end()
-    if _zygote is None:
+    if _zygote is None or not _zygote.is_alive() or _zygote.seen != _what_imports_see(environ):
+        _retire()
         _zygote = Zygote(environ, imports=True)
+    _zygote.lent += 1
     return _zygote
+
+
+def _retire() -> None:
+    """Leaves this process's zygote to the pools that use it; ends it if there are none."""
+    global _zygote
+    zygote, _zygote = _zygote, None
+    if zygote is not None and (not zygote.lent or zygote.owner != os.getpid()):
+        zygote.close()
 
 
 def pid() -> int | None:
@@ -328,7 +373,7 @@ def _what_imports_see(environ: Mapping[str, str]) -> Any:
     variables = {
         name: value
         for name, value in environ.items()
-        if name not in _READ_LATER and not name.startswith("NANOTF_")
+        if _READ_AT_START.match(name) and name not in _READ_LATER
     }
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     return variables, [resource.getrlimit(getattr(resource, name)) for name in names]

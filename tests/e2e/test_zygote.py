@@ -7,6 +7,7 @@ import pathlib
 import signal
 from typing import Any
 
+import psutil
 import pytest
 import tensorflow as tf
 from parity import digits, small_cnn
@@ -45,12 +46,35 @@ def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPat
     _fit()
     origin = zygote.pid()
     warm.end_pool()
-    monkeypatch.setenv("SOME_LIBRARY", "1")
+    monkeypatch.setenv("SOME_TRACKER", "1")
+    _fit()
+    assert zygote.pid() == origin
+    warm.end_pool()
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     _fit()
     assert zygote.pid() not in (origin, None)
     monkeypatch.undo()
     nanotf.shutdown()
     assert zygote.pid() is None
+
+
+def test_a_variable_that_changes_while_workers_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers set some, and users others: a running job keeps the zygote that it has."""
+    origin, results = 0, []
+    with nanotf.imap(_environ, ["TF_TEST"] * 6, 2, recycle_after=1, ordered=True) as found:
+        for number, result in enumerate(found):
+            if not number:
+                origin = zygote.pid() or 0
+                monkeypatch.setenv("TF_TEST", "set")
+            results.append(result)
+            assert psutil.pid_exists(origin)
+    assert results == [None] * 6, "items see the variables of the call"
+    assert nanotf.map(_environ, ["TF_TEST"], 1) == ["set"]
+    wait_until(lambda: not psutil.pid_exists(origin), "the zygote ends after its last job")
+
+
+def _environ(name: str) -> str | None:
+    return os.environ.get(name)
 
 
 @pytest.mark.thorough
