@@ -12,12 +12,19 @@ import operator
 import signal as signals
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class NanoError(Exception):
-    """Base class of all nanotf exceptions."""
+    """Base class of all nanotf exceptions.
+
+    Attributes:
+        results: dict of int to object, of an error that `nanotf.map` raises: by index, the results
+            of the items that had ended.
+    """
+
+    results: Mapping[int, Any] = types.MappingProxyType({})
 
 
 class InvalidArgumentError(NanoError, ValueError):

@@ -192,7 +192,9 @@ class ProcessState:
         Args:
             early: bool, whether to omit what only an imported TensorFlow has.
         """
-        return cls({row.name: row.read() for row in (_EARLY if early else ROWS)}, _users_modules())
+        return cls(
+            {row.name: row.read() for row in (_EARLY if early else ROWS)}, _numbered_modules()
+        )
 
     def with_environ(self, environ: Mapping[str, str]) -> ProcessState:
         """Returns the same state with other environment variables."""
@@ -253,9 +255,9 @@ _own: dict[str, str | None] = {}  # its environment variables that are not the p
 _told: dict[str, tuple[str, int]] = {}  # the parent's modules, by the last order
 _forgotten = 0  # how often a module was dropped
 
-# In a user's process.
 _seen: tuple[int, str, Any] = (0, "", None)  # the size of `sys.modules`, and its last item
 _users: dict[str, types.ModuleType] = {}
+# In a user's process.
 _specs: dict[str, tuple[Any, int]] = {}  # by name: the module's spec, and its number
 _numbers = itertools.count()
 
@@ -283,15 +285,20 @@ def _is_users(name: str, module: Any) -> bool:
     return file is not None and _is_users_file(file)
 
 
-def _users_modules() -> dict[str, tuple[str, int]]:
+def users_modules() -> Mapping[str, types.ModuleType]:
+    """Returns the user's modules of this process, but the script, by name, in the order of import."""
     global _seen, _users
     last = next(reversed(sys.modules))  # a module that is loaded becomes the last
     size, name, module = len(sys.modules), last, sys.modules.get(last)
     if (size, name) != _seen[:2] or module is not _seen[2]:
         _users = {n: m for n, m in list(sys.modules.items()) if _is_users(n, m)}
         _seen = size, name, module
+    return _users
+
+
+def _numbered_modules() -> dict[str, tuple[str, int]]:
     found = {}
-    for name, module in _users.items():
+    for name, module in users_modules().items():
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
         if name not in _specs or _specs[name][0] is not spec:  # `reload` makes another one
             _specs[name] = spec, next(_numbers)

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.jobs import files, hyperparameters
+from nanotf.jobs import hyperparameters
 from nanotf.jobs.tree import BASE_VARIABLE, Tree
 from nanotf.machine.cpus import describe_machine
+from nanotf.wire import files
 
 GROUP = "homogeneousCluster"
 INTERFACE = "eth0"

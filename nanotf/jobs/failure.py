@@ -6,7 +6,8 @@ import pathlib
 import signal
 from collections.abc import Sequence
 
-from nanotf.jobs import files, record
+from nanotf.jobs import record
+from nanotf.wire import files
 
 _KILLED = 128 + signal.SIGKILL
 _OUT_OF_MEMORY = "OutOfMemory: Process killed by SIGKILL (signal 9)"

@@ -18,9 +18,10 @@ from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import environment, failure, files, tree
+from nanotf.jobs import environment, failure, tree
 from nanotf.jobs import hyperparameters as texts
 from nanotf.jobs.tree import Tree
+from nanotf.wire import files
 
 _PLAIN_HOST = "algo-1"
 _CHANNEL = "SM_CHANNEL_"

@@ -10,10 +10,11 @@ import subprocess
 from dataclasses import replace
 
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
-from nanotf.jobs import environment, files, hyperparameters, record, remote
+from nanotf.jobs import environment, hyperparameters, record, remote
 from nanotf.jobs.record import JobFolder, Owner, Request, State
 from nanotf.machine import topology
 from nanotf.machine.interpreter import python_command
+from nanotf.wire import files
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _START_SECONDS = 120.0  # a new interpreter, on a busy machine

@@ -30,11 +30,11 @@ from typing import Any
 import psutil
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import files
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
 from nanotf.jobs.source import Source
 from nanotf.jobs.tree import Tree
+from nanotf.wire import files
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
 COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"

@@ -1,10 +1,14 @@
 """Checkpoints in a folder. Each is written whole or not at all, and checked when it is read.
 
-    folder/00000012/manifest.json   what the checkpoint is, as JSON, and the checksums
-                    arrays.npz      the arrays, in NumPy's format, without pickles
+    folder/nanotf-resume/lock                          held by the run that writes
+                         checkpoint-00000012/marker    says that nanotf has made the folder
+                                             manifest.json   what it is, as JSON, and the checksums
+                                             arrays.npz      the arrays, without pickles
+    folder/00000011/                                   as nanotf 0.1 has written them
 
 A checkpoint is written in a folder with another name, flushed to the disk, then renamed. So a
-process or a machine that stops at any moment leaves the checkpoints before it.
+process or a machine that stops at any moment leaves the checkpoints before it. Only folders with a
+marker are ever deleted: everything else is somebody else's, those of nanotf 0.1 included.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import zipfile
@@ -25,10 +30,15 @@ import numpy as np
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.wire import files
 
 FORMAT = 2
 KEPT = 2  # the newest, and the one before
-_MANIFEST, _ARRAYS, _UNFINISHED = "manifest.json", "arrays.npz", ".unfinished-"
+OWN, LOCK = "nanotf-resume", "lock"
+_MANIFEST, _ARRAYS, _MARKER = "manifest.json", "arrays.npz", "marker"
+_NAME, _UNFINISHED = "checkpoint-", "unfinished-"
+_NUMBER = re.compile(rf"{_NAME}([0-9]{{8,}})", re.ASCII)
+_OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +56,15 @@ class Stored:
     arrays: dict[str, np.ndarray[Any, Any]]
 
 
-class Damaged(Exception):
-    """A checkpoint is incomplete or has changed since it was written."""
-
-
 class Folder:
     """A folder of checkpoints; it is made if it does not exist.
 
     Args:
         path: str or path.
+
+    Attributes:
+        path: `pathlib.Path`, the user's folder.
+        own: `pathlib.Path`, the folder in it that nanotf alone writes to.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: It cannot be used.
@@ -69,8 +79,9 @@ class Folder:
                 'such as resume="checkpoints".'
             ) from None
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.path):
+            self.own = self.path / OWN
+            self.own.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.own):
                 pass
         except OSError as error:
             raise InvalidArgumentError(
@@ -78,19 +89,32 @@ class Folder:
                 f"the system reports: {error}. Pass another folder."
             ) from error
 
-    def _names(self) -> list[str]:
-        return sorted(path.name for path in self.path.iterdir() if path.name.isdigit())
+    def _numbered(self) -> list[tuple[int, pathlib.Path]]:
+        """Returns the checkpoints, by number; all are in one series, whoever has written them."""
+        own = ((_NUMBER.fullmatch(p.name), p) for p in self.own.iterdir() if _is_marked(p))
+        old = (
+            (_OLD_NUMBER.fullmatch(path.name), path)
+            for path in self.path.iterdir()
+            if (path / _MANIFEST).is_file()
+        )
+        return sorted((int(m[1]), path) for m, path in itertools.chain(own, old) if m)
+
+    def _next_number(self) -> int:
+        """Returns a number above all others, those of folders included that are not nanotf's."""
+        taken = map(_NUMBER.fullmatch, (path.name for path in self.own.iterdir()))
+        numbers = [number for number, _ in self._numbered()]
+        return max([*numbers, *(int(match[1]) for match in taken if match)], default=0) + 1
 
     def newest_first(self) -> Iterator[Stored]:
         """Yields the checkpoints that are complete; warns of each other one."""
-        for name in reversed(self._names()):
+        for _, path in reversed(self._numbered()):
             try:
-                yield _read(self.path / name)
-            except Damaged as error:
+                yield _read(path)
+            except (OSError, files.Damaged) as error:
                 logger.warning(
                     "The checkpoint %s cannot be used (%s); training resumes from the one "
                     "before it, or from the beginning.",
-                    self.path / name,
+                    path,
                     error,
                 )
 
@@ -101,53 +125,62 @@ class Folder:
             manifest: mapping, ready for JSON.
             arrays: mapping of str to `numpy.ndarray`.
         """
-        names = self._names()
-        made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.path))
+        made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))
         try:
+            (made / _MARKER).touch()
             with (made / _ARRAYS).open("wb") as file:
                 # Not `np.savez(**arrays)`: a name may be that of an argument.
                 with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
                     for name, array in arrays.items():
                         with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                             np.lib.format.write_array(member, array, allow_pickle=False)
-                _flush(file)
+                files.flush(file)
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
-            with (made / _MANIFEST).open("w") as text:
-                json.dump({"sha256": _sha256_of(content), "content": content}, text, indent=1)
-                _flush(text)
-            number = int(names[-1]) + 1 if names else 1
+            whole = {"sha256": _sha256_of(content), "content": content}
+            files.write_json(made / _MANIFEST, whole, indent=1)
             made.chmod(0o755)
-            made.rename(self.path / f"{number:08}")
+            made.rename(self.own / f"{_NAME}{self._next_number():08}")
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        _flush_folder(self.path)
+        _flush_folder(self.own)
         self._delete_old()
 
     def _delete_old(self) -> None:
-        old = [self.path / name for name in self._names()[:-KEPT]]
-        for path in itertools.chain(old, self.path.glob(f"{_UNFINISHED}*")):
-            shutil.rmtree(path, ignore_errors=True)
+        own = [path for _, path in self._numbered() if path.parent == self.own]
+        for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
+            if _is_marked(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_marked(path: pathlib.Path) -> bool:
+    return (path / _MARKER).is_file() and not path.is_symlink()
 
 
 def _read(path: pathlib.Path) -> Stored:
-    try:
-        whole = json.loads((path / _MANIFEST).read_text())
-        content = whole["content"]
-        if whole["sha256"] != _sha256_of(content):
-            raise Damaged(f"{_MANIFEST} has changed")
-        if content["format"] != FORMAT:
-            raise InvalidArgumentError(
-                f"A resumed fit can read checkpoints of format {FORMAT}. Received: {path}, of "
-                f"format {content['format']}, written by nanotf {content.get('versions')}. Use "
-                "that version, or another folder."
-            )
+    """Reads a checkpoint.
+
+    Raises:
+        OSError, Damaged: It is incomplete, or has changed since it was written.
+        InvalidArgumentError: Another version of nanotf has written it.
+    """
+    whole = files.read_json(path / _MANIFEST)
+    with files.doubting(path / _MANIFEST):
+        content, found = whole["content"], whole["sha256"]
+        if found != _sha256_of(content):
+            raise files.Damaged(f"{_MANIFEST} has changed")
+        version = content["format"]
+    if version != FORMAT:
+        raise InvalidArgumentError(
+            f"A resumed fit can read checkpoints of format {FORMAT}. Received: {path}, of "
+            f"format {version}, written by nanotf {content.get('versions')}. Use "
+            "that version, or another folder."
+        )
+    with files.doubting(path / _ARRAYS):
         if content["sha256"] != _sha256(path / _ARRAYS):
-            raise Damaged(f"{_ARRAYS} is incomplete or has changed")
+            raise files.Damaged(f"{_ARRAYS} is incomplete or has changed")
         with np.load(path / _ARRAYS, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise Damaged(f"{type(error).__name__}: {error}") from error
     return Stored(path, content, arrays)
 
 
@@ -161,11 +194,6 @@ def _sha256(path: pathlib.Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _flush_folder(path: pathlib.Path) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 
 from nanotf.shipping.arrays import dtype_name, numpy_dtype
 
+_LONGEST_BITS = 10_000  # 3,010 digits; Python refuses to read more than 4,300
+
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -29,6 +31,8 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
     Raises:
         Unencodable: The value is of another kind, or holds one.
     """
+    if type(value) is int and value.bit_length() > _LONGEST_BITS:
+        raise Unencodable(f"{name} is a number of more digits than JSON readers accept")
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":

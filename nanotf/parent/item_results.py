@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import NanoError
+from nanotf.errors import NanoError, WorkerError
 from nanotf.parent.item_run import ItemRun, Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping import whole
@@ -31,6 +32,7 @@ class Results(Iterator[Any]):
         self._run = run
         self._ordered, self._raises, self._bar = ordered, raises, bar
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
+        self._open = set(range(count))  # indices of items without an outcome
         self._count, self._passed = count, 0
         self._thread = threading.Thread(target=run.run, name="nanotf-map", daemon=True)
         self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads
@@ -57,6 +59,29 @@ class Results(Iterator[Any]):
             self.close()  # the pool is free when the last result is there
         return value
 
+    def all(self) -> list[Any]:
+        """Returns all results that are left, in their order.
+
+        Raises:
+            Exception: As `__next__`. A `NanoError` has the results of all items that have ended.
+        """
+        found: dict[int, Any] = {}
+        try:
+            while self._passed < self._count:
+                number = self._passed
+                found[number] = next(self)
+        except NanoError as error:
+            error.results = {**found, **self._ended()}
+            raise
+        return [*found.values()]
+
+    def _ended(self) -> dict[int, Any]:
+        """Returns the results that nobody has taken, by index, once the run has ended."""
+        while not self._run.outcomes.empty():
+            if isinstance(outcome := self._run.outcomes.get(), Outcome):
+                self._early[outcome.index] = outcome
+        return {n: _result(o) for n, o in self._early.items() if o.error is None}
+
     def __enter__(self) -> Results:
         return self
 
@@ -80,14 +105,28 @@ class Results(Iterator[Any]):
         while True:
             outcome = self._run.outcomes.get()
             if isinstance(outcome, BaseException):
-                raise outcome
+                is_lost = self._raises or len(self._open) == self._count
+                if is_lost or not isinstance(outcome, Exception):
+                    raise outcome
+                for index in sorted(self._open):  # what has ended is not lost with the rest
+                    self._run.outcomes.put(Outcome(index, error=_of_item(outcome, index)))
+                continue
             assert outcome is not None, "the run ends after its last outcome"
+            self._open.remove(outcome.index)
             if self._bar is not None:
                 self._bar.add(1)
             failed = outcome.error is not None and self._raises
             if not self._ordered or failed or outcome.index == self._passed:
                 return outcome
             self._early[outcome.index] = outcome
+
+
+def _of_item(error: Exception, index: int) -> Exception:
+    """Returns an error that has ended a call, as that of an item."""
+    found = copy.copy(error)
+    if isinstance(found, WorkerError):
+        found.index = index
+    return found
 
 
 def _result(outcome: Outcome) -> Any:

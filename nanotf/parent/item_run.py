@@ -21,7 +21,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import calls
 from nanotf.pool import interrupts, warm
-from nanotf.pool.independent import Cancelled, Ended, IndependentPool, Joined
+from nanotf.pool.independent import Cancelled, Ended, IndependentPool, Joined, NotStarted
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
@@ -108,13 +108,13 @@ class Outcome:
         index: int.
         result: `Pickled`; None if the item failed.
         block: `Block` with the arrays of the result, or None.
-        error: `WorkerError` or None.
+        error: exception or None.
     """
 
     index: int
     result: Pickled | None = None
     block: Block | None = None
-    error: WorkerError | None = None
+    error: Exception | None = None
 
 
 class _Stopped(Exception):
@@ -151,6 +151,7 @@ class ItemRun:
         self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `JobDone`
         self._given: collections.Counter[int] = collections.Counter()  # by rank, of one process
         self._absent: set[int] = set()  # ranks without a worker that could take an item
+        self._lost: set[int] = set()  # those of them that get none any more
         self._informed: set[int] = set()  # ranks whose worker has the function
         self._shared: Block | None = None  # the function's arrays
         self._cancelled = threading.Event()  # set by any thread
@@ -213,6 +214,8 @@ class ItemRun:
             raise found
         if isinstance(found, Joined):
             self._absent.discard(rank)
+        elif isinstance(found, NotStarted):
+            self._give_up(pool, rank, found.error)
         elif isinstance(found, Ended):
             self._died(pool, rank, found)
         elif isinstance(found, messages.Printed):
@@ -236,6 +239,9 @@ class ItemRun:
 
     def _end_item(self, rank: int, outcome: Outcome) -> None:
         del self._running[rank]
+        self._finish(outcome)
+
+    def _finish(self, outcome: Outcome) -> None:
         self._left -= 1
         self.outcomes.put(outcome)
 
@@ -310,11 +316,21 @@ class ItemRun:
         elif self._restarts[index] < self.policy.max_restarts:
             self._run_again(rank, index, died)
         else:
-            self._end_item(rank, Outcome(index, error=self._lost(index, died)))
+            self._end_item(rank, Outcome(index, error=self._failed(index, died)))
         self._absent.add(rank)
         self._informed.discard(rank)
         if self._waiting:
             self._replace(pool, rank)
+
+    def _give_up(self, pool: IndependentPool, rank: int, died: WorkerDied) -> None:
+        """Handles a worker that cannot be started; without any, the items that wait have failed."""
+        self._lost.add(rank)
+        if len(self._lost) < pool.size:
+            logger.warning("%s The other workers run its items.", died.what)
+            return
+        while self._waiting:
+            index = self._waiting.popleft()
+            self._finish(Outcome(index, error=self._failed(index, died)))
 
     def _run_again(self, rank: int, index: int, died: WorkerError) -> None:
         del self._running[rank]
@@ -328,7 +344,7 @@ class ItemRun:
             self.policy.max_restarts,
         )
 
-    def _lost(self, index: int, died: WorkerError) -> WorkerDied:
+    def _failed(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
         return WorkerDied(
             f"{self._name(index)}: {died.what}{self._remedy()}",

@@ -55,7 +55,7 @@ def together(
             supervised(owner),
             Results(JointRun(task, policy, owner, labels), size, True, True, None) as results,
         ):
-            return list(results)
+            return results.all()
     finally:
         owner.close()
 

@@ -102,7 +102,7 @@ def map(
         memory_limit=memory_limit,
         verbose=verbose,
     ) as results:
-        return list(results)
+        return results.all()
 
 
 def imap(
@@ -184,7 +184,8 @@ def task_of(
     Raises:
         ShippingError: One of them cannot be sent; names it.
     """
-    packer, name = Packer(), item_arguments.name_of(function)
+    # All arrays are shared, and so read-only: no item finds in them what another has written.
+    packer, name = Packer(inline=1), item_arguments.name_of(function)
     parts = {f"The function {name}": function}
     parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
     sent = Parcel(whole.dump(parts, packer, by_value=function), packer)

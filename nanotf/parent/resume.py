@@ -20,7 +20,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.parent import report, resumable
 from nanotf.parent.callback_states import CallbackStates
 from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.parent.checkpoints import Folder, Stored
+from nanotf.parent.checkpoints import LOCK, Folder, Stored
 from nanotf.parent.encoding import Arrays, decode, encode, typed
 from nanotf.parent.folder_lock import FolderLock
 from nanotf.parent.moments import Moment, Values, write_all
@@ -62,7 +62,7 @@ class Resumption:
         self.reading: Any = None
         self._chance: Chance | None = None
         self._of_callbacks: dict[str, dict[str, Any]] = {}
-        self._lock = FolderLock(self._folder.path)
+        self._lock = FolderLock(self._folder.path, self._folder.own / LOCK)
         try:
             stored = self._newest()
             if stored is not None:

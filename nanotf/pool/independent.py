@@ -10,6 +10,7 @@ a new one while the others work: a thread starts that one, and announces it in t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import threading
 import time
@@ -19,12 +20,14 @@ from typing import Any
 import psutil
 
 from nanotf.compat.process_state import ProcessState
+from nanotf.errors import WorkerDied
 from nanotf.machine import topology
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Parcel
 from nanotf.pool.pool import Gone, Pool
+from nanotf.pool.starts import START_TRIES, pause
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -43,6 +46,13 @@ class Ended:
 @dataclasses.dataclass(frozen=True)
 class Joined:
     """An event: a worker that replaces another is ready."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotStarted:
+    """An event: no worker has replaced another; each died while it started."""
+
+    error: WorkerDied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +102,8 @@ class IndependentPool(Pool):
             timeout: float, seconds.
 
         Returns:
-            A tuple of the rank and of a message, a `Delivery`, `Ended`, `Joined`, `Cancelled`, or
-            the exception of a thread of the pool.
+            A tuple of the rank and of a message, a `Delivery`, `Ended`, `Joined`, `NotStarted`,
+            `Cancelled`, or the exception of a thread of the pool.
 
         Raises:
             queue.Empty: Nothing has happened for `timeout` seconds.
@@ -105,7 +115,7 @@ class IndependentPool(Pool):
             except queue.Empty:
                 self._end_channels_of_dead_workers()
                 raise
-            if isinstance(found, Joined):
+            if isinstance(found, (Joined, NotStarted)):
                 self._starting.pop(rank).join(END_SECONDS)
             elif isinstance(found, Gone):
                 if found.worker is not self.workers[rank] or rank in self._starting:
@@ -145,7 +155,9 @@ class IndependentPool(Pool):
 
     # ---------------------------------------------------------------------------- replacing
     def replace(self, rank: int) -> None:
-        """Ends a worker if it runs, and starts another on its cores; `Joined` tells when.
+        """Ends a worker if it runs, and starts another on its cores.
+
+        `Joined` tells when it is ready, `NotStarted` that there is none.
 
         Args:
             rank: int, of a worker that has no item.
@@ -165,16 +177,36 @@ class IndependentPool(Pool):
         rank = old.rank
         try:
             self._end_worker(old)
-            with self._forking:
-                if self._ending:
-                    return
-                state = ProcessState.capture(early=True)
-                new = self._crew.replace(rank)
-            self._prepare([new], state)
-            self._readers[rank], self._outboxes[rank] = self._threads_of(new)
-            self._inbox.put((rank, Joined()))
+            self._inbox.put((rank, self._started(rank)))
         except BaseException as error:  # raised in the thread that waits for events
             self._inbox.put((rank, error))
+
+    def _started(self, rank: int) -> Joined | NotStarted:
+        """Starts a worker, several times if it dies."""
+        for attempt in itertools.count():
+            try:
+                self._start(rank)
+                break
+            except WorkerDied as error:
+                if self._ending or attempt == START_TRIES - 1:
+                    return NotStarted(error)
+                pause(attempt, error)
+        return Joined()
+
+    def _start(self, rank: int) -> None:
+        with self._forking:
+            if self._ending:
+                return
+            state = ProcessState.capture(early=True)
+            new = self._crew.replace(rank)
+        try:
+            self._prepare([new], state)
+        except BaseException:
+            new.process.kill()
+            new.wait_killed()
+            new.close()
+            raise
+        self._readers[rank], self._outboxes[rank] = self._threads_of(new)
 
     def _end_worker(self, worker: Worker) -> None:
         if worker.process.poll() is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Mapping
 
 from nanotf.console import logger
-from nanotf.errors import WorkerError
+from nanotf.errors import WorkerDied, WorkerError
 from nanotf.machine import environment, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
@@ -16,6 +17,8 @@ from nanotf.pool.zygote import FORK_SECONDS, Forks, Zygote
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard
+
+_NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 
 
 class LocalCrew:
@@ -119,6 +122,13 @@ class LocalWorker(Worker):
             self.process, self.log = zygote.process, zygote.log
             if isinstance(error, ChannelClosed):
                 raise self.died("starting") from error
+            if isinstance(error, OSError) and error.errno in _NO_PROCESS:
+                raise self.error(
+                    WorkerDied,
+                    f"{self.title} {self.rank} must be a process of its own. Received: "
+                    f"{error.strerror}, when it was to be forked. Raise the limit of processes "
+                    "(`ulimit -u`, the container's), or free memory.",
+                ) from error
             if isinstance(error, TimeoutError):
                 raise self.error(
                     WorkerError,

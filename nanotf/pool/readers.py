@@ -28,12 +28,13 @@ from typing import Any
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
-from nanotf.errors import NanoError, ReaderDied
+from nanotf.errors import NanoError, ReaderDied, WorkerDied, WorkerError
 from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import DEATH_SECONDS
 from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.local import LocalWorker, worker_variables
+from nanotf.pool.starts import LONGEST_PAUSE, PAUSE_SECONDS
 from nanotf.pool.supervision import not_finished
 from nanotf.pool.zygote import Forks
 from nanotf.wire import messages, reading
@@ -258,12 +259,18 @@ class ReaderPool:
     # ---------------------------------------------------------------- the thread of a seat
     def _fill(self, seat: _Seat) -> None:
         try:
-            while not self._closed:
-                self._start(seat)
+            for starts in itertools.count():
+                if self._closed:
+                    return
                 try:
+                    self._start(seat)
                     self._converse(seat)
                 except ChannelClosed:
                     self._clear(seat)
+                except (ReaderDied, WorkerDied) as error:  # while it started
+                    self._count(error)
+                    time.sleep(min(PAUSE_SECONDS * 2**starts, LONGEST_PAUSE))
+                self._leave(seat)
         except BaseException as error:
             self._fail(error)
 
@@ -337,10 +344,24 @@ class ReaderPool:
             if self._closed:
                 return
             self._hand_out()
+        doing = f"it read batch {tasks[0].read.index}" if tasks else "it waited"
+        self._count(process.died(doing))
+
+    def _leave(self, seat: _Seat) -> None:
+        """Frees what a reader that has ended leaves."""
+        with self._lock:
+            process, seat.process = seat.process, None
+        if process is not None:
+            process.process.kill()
+            process.close()
+
+    def _count(self, died: WorkerError) -> None:
+        """Counts a reader that has ended; raises if too many have."""
+        with self._lock:
+            if self._closed:
+                return
             self._restarts += 1
             restarts = self._restarts
-        doing = f"it read batch {tasks[0].read.index}" if tasks else "it waited"
-        died = process.died(doing)
         if restarts > self._max_restarts:
             raise died
         logger.warning(
@@ -349,9 +370,6 @@ class ReaderPool:
             restarts,
             self._max_restarts,
         )
-        with self._lock:
-            seat.process = None
-        process.close()
 
     # ------------------------------------------------------------------------------- ending
     def _fail(self, error: BaseException) -> None:

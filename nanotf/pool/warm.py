@@ -8,17 +8,16 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from nanotf.console import logger
-from nanotf.errors import NanoError
+from nanotf.errors import NanoError, WorkerDied
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
 from nanotf.pool.independent import IndependentPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
+from nanotf.pool.starts import START_TRIES, pause
 from nanotf.pool.transports import NO_TRANSPORT, check_transport
 
 IDLE_SECONDS = 600.0
-START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
 
 _lock = threading.RLock()
 _pool: Pool | None = None
@@ -127,10 +126,10 @@ def _start(plan: AnyPlan, transport: str) -> Pool:
                 assert isinstance(plan, topology.Plan), plan
                 return IndependentPool(plan)
             return Pool(plan, transport)
-        except SetupError as error:
-            if not error.retry or attempt == START_TRIES - 1:
+        except (SetupError, WorkerDied) as error:
+            if not getattr(error, "retry", True) or attempt == START_TRIES - 1:
                 raise
-            logger.info("Starting the workers again: %s", error.message)
+            pause(attempt, error)
         finally:
             # Last registered, first called: workers end before the Ray that started them.
             atexit.unregister(_at_exit)

@@ -350,7 +350,7 @@ def _library_function(function: types.FunctionType) -> Any:
     module = sys.modules.get(function.__globals__.get("__name__", ""))
     if module is None or vars(module) is not function.__globals__:
         return None
-    if user_modules.is_users(module) or _is_found(function):
+    if user_modules.is_users(module) or is_found(function):
         return None
     options = function.__name__, function.__defaults__, function.__closure__
     made = module.__name__, function.__code__, *options
@@ -358,12 +358,12 @@ def _library_function(function: types.FunctionType) -> Any:
     return _local_function, made, attributes, None, None, _set_attributes
 
 
-def _is_found(function: types.FunctionType) -> bool:
-    """Returns True if a function's name leads to it."""
-    found: Any = sys.modules.get(function.__module__ or "")
-    for name in function.__qualname__.split("."):
+def is_found(definition: Any) -> bool:
+    """Returns True if the name of a function or class leads to it."""
+    found: Any = sys.modules.get(definition.__module__ or "")
+    for name in definition.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is function
+    return found is definition
 
 
 def _named(function: types.FunctionType) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from nanotf.shipping import heap, user_modules
 _MISSING = object()
 
 
-class _Kind(NamedTuple):
-    """Operations on objects of a kind.
+class Kind(NamedTuple):
+    """Operations on the contents of objects of a kind.
 
     Args:
         take: callable of the object, returns its contents.
@@ -56,7 +56,7 @@ def _same_items(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def _same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+def same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     return list(one) == list(other) and _same_items(list(one.values()), list(other.values()))
 
 
@@ -129,7 +129,7 @@ def _put_both(container: Any, both: tuple[Any, Any]) -> None:
 
 
 def _same_both(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    return _BY_TYPE[type(one[0])].same(one[0], other[0]) and _same_names(one[1], other[1])
+    return _BY_TYPE[type(one[0])].same(one[0], other[0]) and same_names(one[1], other[1])
 
 
 def _base_of(container: Any) -> Any:
@@ -144,36 +144,36 @@ def _as_text(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
-_LIST = _Kind(list, _put_items, _same_items)
-_DICT = _Kind(dict, _put_items, _same_names)
-_INSTANCE = _Kind(attributes_of, _put_attributes, _same_names)
-_CONTAINER = _Kind(_take_both, _put_both, _same_both)
-_FUNCTION = _Kind(_globals_of, lambda f, values: f.__globals__.update(values), _same_names)
-_CELL = _Kind(_value_of, _put_value, _same_items)
+_LIST = Kind(list, _put_items, _same_items)
+_DICT = Kind(dict, _put_items, same_names)
+_INSTANCE = Kind(attributes_of, _put_attributes, same_names)
+_CONTAINER = Kind(_take_both, _put_both, _same_both)
+_FUNCTION = Kind(_globals_of, lambda f, values: f.__globals__.update(values), same_names)
+_CELL = Kind(_value_of, _put_value, _same_items)
 
-_BY_TYPE: dict[type, _Kind] = {
+_BY_TYPE: dict[type, Kind] = {
     list: _LIST,
     collections.deque: _LIST,
     dict: _DICT,
     collections.OrderedDict: _DICT,
     collections.defaultdict: _DICT,
     collections.Counter: _DICT,
-    set: _Kind(set, _put_items, lambda one, other: set(map(id, one)) == set(map(id, other))),
-    bytearray: _Kind(bytes, lambda target, value: target.__setitem__(slice(None), value), _equal),
-    np.ndarray: _Kind(
+    set: Kind(set, _put_items, lambda one, other: set(map(id, one)) == set(map(id, other))),
+    bytearray: Kind(bytes, lambda target, value: target.__setitem__(slice(None), value), _equal),
+    np.ndarray: Kind(
         np.copy, _put_value_at, _equal, lambda array: sha256(array.tobytes()).digest()
     ),
-    np.random.Generator: _Kind(
+    np.random.Generator: Kind(
         lambda generator: generator.bit_generator.state,
         lambda generator, state: setattr(generator.bit_generator, "state", state),
         _as_text,
     ),
-    np.random.RandomState: _Kind(
+    np.random.RandomState: Kind(
         lambda generator: generator.get_state(legacy=False),
         lambda generator, state: generator.set_state(state),
         _as_text,
     ),
-    random.Random: _Kind(
+    random.Random: Kind(
         lambda generator: generator.getstate(),
         lambda generator, state: generator.setstate(state),
         _equal,
@@ -188,7 +188,8 @@ def _of_object(cls: type, name: str) -> bool:
     return getattr(cls, name, None) is getattr(object, name, None)
 
 
-def _kind_of(value: Any) -> _Kind | None:
+def kind_of(value: Any) -> Kind | None:
+    """Returns the kind of an object whose contents can be compared and sent; else None."""
     cls = type(value)
     if cls in _BY_TYPE:
         return _BY_TYPE[cls]
@@ -238,7 +239,7 @@ def held_by(numbered: Iterable[Any]) -> list[Any]:
 def _hold(value: Any, found: dict[int, Any]) -> None:
     if isinstance(value, (int, float, str, bytes, type(None))):
         return
-    kind = None if id(value) in found else _kind_of(value)
+    kind = None if id(value) in found else kind_of(value)
     is_container = isinstance(value, (list, dict, set, collections.deque, np.ndarray))
     if kind is _INSTANCE or (kind is not None and is_container):
         found[id(value)] = value
@@ -257,12 +258,12 @@ def _hold(value: Any, found: dict[int, Any]) -> None:
 
 def is_mutable(value: Any) -> bool:
     """Returns True if a value's contents can be sent back."""
-    return _kind_of(value) is not None
+    return kind_of(value) is not None
 
 
 def is_instance(value: Any) -> bool:
     """Returns True if a value consists only of its attributes."""
-    return _kind_of(value) is _INSTANCE
+    return kind_of(value) is _INSTANCE
 
 
 def is_data(value: Any, depth: int = 20) -> bool:
@@ -318,8 +319,8 @@ def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
         _of(value).put(value, contents)
 
 
-def _of(value: Any) -> _Kind:
-    kind = _kind_of(value)
+def _of(value: Any) -> Kind:
+    kind = kind_of(value)
     assert kind is not None, value
     return kind
 

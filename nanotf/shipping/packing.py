@@ -7,7 +7,7 @@ import pickle
 
 from nanotf.wire.blocks import Block, aligned
 
-_INLINE = 1 << 16  # bytes; smaller arrays stay inside the pickle
+_INLINE = 1 << 16  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,14 @@ class Pickled:
 
 
 class Packer:
-    """Writer of the arrays of several pickles, one after another, into a block."""
+    """Writer of the arrays of several pickles, one after another, into a block.
 
-    def __init__(self) -> None:
-        self.nbytes = 0
+    Args:
+        inline: int, bytes; smaller arrays stay inside the pickle, and are not shared.
+    """
+
+    def __init__(self, inline: int = _INLINE) -> None:
+        self.nbytes, self._inline = 0, inline
         self._buffers: list[tuple[int, memoryview]] = []
 
     def add(self, buffer: pickle.PickleBuffer) -> bool:
@@ -49,7 +53,7 @@ class Packer:
             raw = buffer.raw()
         except BufferError:  # an array that is not contiguous
             return True
-        if raw.nbytes < _INLINE:
+        if raw.nbytes < self._inline:
             return True
         self._buffers.append((self.nbytes, raw))
         self.nbytes += aligned(raw.nbytes)

@@ -16,7 +16,7 @@ from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.worker import output
+from nanotf.worker import isolation, output
 from nanotf.worker.job_failure import job_failed
 
 
@@ -33,7 +33,8 @@ class ItemSession:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self._task: Any = None  # the function and its keyword arguments
+        self._modules = isolation.Modules()
+        self._task: isolation.Task | None = None
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:
@@ -52,6 +53,8 @@ class ItemSession:
         except BaseException as error:
             answer = job_failed(message.job, self.rank, error)
         del job, blocks
+        if self._task is not None:
+            self._task.end()
         _clean()  # before the answer, so that the parent sees how much memory is left in use
         self.channel.send(answer)
 
@@ -60,12 +63,12 @@ class ItemSession:
     ) -> Pickled | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
-            function, *values = whole.load(job.task.whole, shared, in_place=True)
-            self._task = function, dict(zip(job.task.names, values, strict=True))
-        function, arguments = self._task
+            self._task = isolation.Task(job.task, shared, self._modules)
+        assert self._task is not None, "a worker's first item of a call brings it"
         (item,) = whole.load(job.whole, blocks[-1] if job.has_block else None)
+        function, arguments = self._task.begin()
         if message.descriptors:
-            arguments = {**arguments, "descriptors": message.descriptors}
+            arguments["descriptors"] = message.descriptors
         _begin(message, job)
         with output.relayed(self._printing(message.job), job.terminal):
             result = function(item, **arguments)

@@ -11,8 +11,9 @@ import pytest
 
 import nanotf
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import environment, files, hyperparameters
+from nanotf.jobs import environment, hyperparameters
 from nanotf.jobs.tree import Tree
+from nanotf.wire import files
 
 VALUES = {"epochs": 3, "lr": 1, "opt": "adam", "augment": "False", "sagemaker_program": "t.py"}
 

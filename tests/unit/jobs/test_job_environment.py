@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from nanotf.jobs import environment, files, hyperparameters
+from nanotf.jobs import environment, hyperparameters
 from nanotf.jobs.environment import Counts
 from nanotf.jobs.tree import Tree
+from nanotf.wire import files
 
 VALUES = {
     "epochs": 10,

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
-from nanotf.jobs import files, launch
+from nanotf.jobs import launch
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
 from nanotf.jobs.record import JobFolder, Request
 from nanotf.jobs.source import Source, command
+from nanotf.wire import files
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import sys
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import files, record
+from nanotf.jobs import record
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
 from nanotf.jobs.record import JobFolder, Owner, Request, State
 from nanotf.jobs.source import Source
+from nanotf.wire import files
 
 
 def _job(folder: pathlib.Path, owner: Owner, status: str = record.IN_PROGRESS) -> JobFolder:

@@ -6,13 +6,14 @@ import json
 import logging
 import pathlib
 import random
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.checkpoints import Folder
+from nanotf.parent.checkpoints import OWN, Folder
 from nanotf.parent.encoding import Arrays, Unencodable, decode, encode, mark_of
 
 
@@ -21,6 +22,11 @@ def _written(path: pathlib.Path, count: int) -> Folder:
     for number in range(count):
         folder.write({"number": number}, {"a/0": np.full(100, number)})
     return folder
+
+
+def _names(path: pathlib.Path, beginning: str = "") -> list[str]:
+    found = sorted(each.name for each in (path / OWN).iterdir())
+    return [name for name in found if name.startswith(beginning)]
 
 
 def _numbers(folder: Folder) -> list[Any]:
@@ -32,7 +38,7 @@ def _numbers(folder: Folder) -> list[Any]:
 def test_the_newest_two_are_kept(tmp_path: pathlib.Path) -> None:
     folder = _written(tmp_path / "new" / "folder", 12)
     assert _numbers(folder) == [(11, 11), (10, 10)]
-    assert len(list(folder.path.iterdir())) == 2
+    assert _names(tmp_path / "new" / "folder") == ["checkpoint-00000011", "checkpoint-00000012"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "arrays.npz"])
@@ -41,7 +47,7 @@ def test_a_damaged_file(
     name: str, damage: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = _written(tmp_path, 2)
-    file = tmp_path / "00000002" / name
+    file = tmp_path / OWN / "checkpoint-00000002" / name
     content = file.read_bytes()
     if damage == "gone":
         file.unlink()
@@ -53,7 +59,7 @@ def test_a_damaged_file(
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert _numbers(folder) == [(0, 0)]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "00000002 cannot be used" in line
+    assert "checkpoint-00000002 cannot be used" in line
     folder.write({"number": 7}, {"a/0": np.full(1, 7)})
     assert _numbers(folder)[0] == (7, 7)
 
@@ -62,7 +68,53 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: pathlib.Path) -> None:
     folder = _written(tmp_path, 1)
     with pytest.raises(ValueError, match="Object arrays"):
         folder.write({}, {"b": np.array([object()])})
-    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    assert _names(tmp_path) == ["checkpoint-00000001"]
+
+
+@pytest.mark.parametrize(
+    "name", ["1", "2", "3", "9", "20240131", "99999999", "²", "٣", "checkpoint-9", "x"]
+)
+def test_nothing_else_is_touched(name: str, tmp_path: pathlib.Path) -> None:
+    """Folders and files of the user's, beside nanotf's folder and inside it."""
+    places = [tmp_path / name, tmp_path / OWN / name, tmp_path / OWN / f"unfinished-{name}"]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "saved_model.pb").write_text("mine")
+    folder = _written(tmp_path, 4)
+    assert _numbers(folder) == [(3, 3), (2, 2)]
+    assert _names(tmp_path, "checkpoint-0") == ["checkpoint-00000003", "checkpoint-00000004"]
+    assert all((place / "saved_model.pb").read_text() == "mine" for place in places)
+
+
+def test_a_link_is_not_followed(tmp_path: pathlib.Path) -> None:
+    """Somebody keeps a checkpoint elsewhere, and left a link in its place."""
+    _written(tmp_path / "elsewhere", 1)
+    (tmp_path / "here" / OWN).mkdir(parents=True)
+    kept = tmp_path / "elsewhere" / OWN / "checkpoint-00000001"
+    (tmp_path / "here" / OWN / "checkpoint-00000001").symlink_to(kept)
+    _written(tmp_path / "here", 4)
+    assert (kept / "manifest.json").is_file()
+
+
+def test_folders_of_nanotf_0_1(tmp_path: pathlib.Path) -> None:
+    """They are read, new ones follow them in number, and they stay."""
+    for number in (1, 2):
+        _written(tmp_path / "made", number)
+        made = tmp_path / "made" / OWN / f"checkpoint-{number:08}"
+        (made / "marker").unlink()
+        made.rename(tmp_path / f"{number + 10:08}")
+    folder = Folder(tmp_path)
+    assert _numbers(folder) == [(1, 1), (0, 0)]
+    folder.write({"number": 7}, {"a/0": np.full(1, 7)})
+    assert _names(tmp_path) == ["checkpoint-00000013"]
+    assert _numbers(folder) == [(7, 7), (1, 1), (0, 0)]
+
+
+def test_a_killed_writer_leaves_nothing_for_long(tmp_path: pathlib.Path) -> None:
+    folder = _written(tmp_path, 1)
+    shutil.copytree(tmp_path / OWN / "checkpoint-00000001", tmp_path / OWN / "unfinished-a1b2")
+    folder.write({"number": 1}, {"a/0": np.full(1, 1)})
+    assert _names(tmp_path) == ["checkpoint-00000001", "checkpoint-00000002"]
 
 
 def test_another_format(tmp_path: pathlib.Path) -> None:

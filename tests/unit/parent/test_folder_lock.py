@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,21 +17,22 @@ from nanotf.parent.folder_lock import FolderLock
 _HOLDER = """
 import pathlib, sys
 from nanotf.parent.folder_lock import FolderLock
-lock = FolderLock(pathlib.Path(sys.argv[1]))
+folder = pathlib.Path(sys.argv[1])
+lock = FolderLock(folder, folder / "lock")
 print("locked", flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_second_run_in_this_process(tmp_path: pathlib.Path) -> None:
-    lock = FolderLock(tmp_path)
+    lock = FolderLock(tmp_path, tmp_path / "lock")
     link = tmp_path.parent / f"{tmp_path.name}-link"
     link.symlink_to(tmp_path)
     with pytest.raises(InvalidArgumentError, match=rf"this process \(pid {os.getpid()}\)"):
-        FolderLock(link)
+        FolderLock(link, link / "lock")
     lock.release()
     lock.release()
-    FolderLock(link).release()
+    FolderLock(link, link / "lock").release()
 
 
 def test_another_process_is_named_and_its_death_releases(tmp_path: pathlib.Path) -> None:
@@ -39,19 +41,43 @@ def test_another_process_is_named_and_its_death_releases(tmp_path: pathlib.Path)
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         with pytest.raises(InvalidArgumentError, match=f"which process {holder.pid} on .+ uses"):
-            FolderLock(tmp_path)
+            FolderLock(tmp_path, tmp_path / "lock")
         holder.send_signal(signal.SIGKILL)
-    FolderLock(tmp_path).release()
+    FolderLock(tmp_path, tmp_path / "lock").release()
 
 
 def test_a_forked_child_does_not_have_its_parents_lock(tmp_path: pathlib.Path) -> None:
-    lock = FolderLock(tmp_path)
+    lock = FolderLock(tmp_path, tmp_path / "lock")
     child = os.fork()
     if child == 0:
         try:
-            FolderLock(tmp_path)
+            FolderLock(tmp_path, tmp_path / "lock")
         except InvalidArgumentError as error:
             os._exit(0 if f"process {os.getppid()} on" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     lock.release()
+
+
+def test_what_else_opens_the_file_does_not_drop_the_lock(tmp_path: pathlib.Path) -> None:
+    """A callback that copies the folder opens and closes every file in it."""
+    lock = FolderLock(tmp_path, tmp_path / "lock")
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, input="", check=False)
+    assert f"which process {os.getpid()} on" in done.stderr
+    lock.release()
+
+
+def test_a_child_that_lives_longer_holds_nothing(tmp_path: pathlib.Path) -> None:
+    lock = FolderLock(tmp_path, tmp_path / "lock")
+    wait, end = os.pipe()
+    if os.fork() == 0:
+        os.close(end)
+        os.read(wait, 1)
+        os._exit(0)
+    lock.release()
+    FolderLock(tmp_path, tmp_path / "lock").release()
+    os.close(end)
+    os.close(wait)
+    os.wait()

@@ -1,0 +1,154 @@
+"""Files that nanotf writes: whole or not at all, by one process at a time, doubted when read.
+
+A disk may be full, a process may end at any line, and anybody may have changed a file since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+PRIVATE = 0o600
+
+
+class Damaged(Exception):
+    """A file is incomplete, has changed since it was written, or nanotf has not written it."""
+
+
+def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
+    """Replaces a file in one step. A reader sees the old text or the new one.
+
+    Args:
+        path: path.
+        text: str.
+        mode: int, default 0o666: who may read and write it, less what the umask forbids.
+
+    Raises:
+        OSError: The disk is full or not writable. The old file is as it was.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.unlink(missing_ok=True)  # of a process with this number that was killed
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+            flush(file)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def flush(file: Any) -> None:
+    """Waits until the disk has what was written to a file."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_json(
+    path: pathlib.Path, value: Any, *, indent: int | None = None, mode: int = 0o666
+) -> None:
+    """Replaces a JSON file in one step. Raises `OSError` as `write_text` does."""
+    write_text(path, json.dumps(value, indent=indent) + "\n", mode)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        OSError: There is none, or it cannot be read.
+        Damaged: It is not JSON.
+    """
+    with doubting(path):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def doubting(path: pathlib.Path) -> Iterator[None]:
+    """Makes `Damaged` of what goes wrong in this context, where content of a file is understood.
+
+    Content may be anything: there, every exception means that it is not what nanotf writes.
+
+    Args:
+        path: path of the file, for the error.
+    """
+    try:
+        yield
+    except (OSError, Damaged):
+        raise
+    except Exception as error:
+        raise Damaged(f"{path}: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+class Held(Exception):
+    """Somebody else has a lock. The text says who, if it is known."""
+
+
+class Lock:
+    """The right to use what a file stands for, until `release` or the end of the process.
+
+    The lock (`flock`) belongs to this opening of the file: the same process gets no second one, and
+    keeps its own whatever else it opens and closes. The file stays: if a process deleted it,
+    another could lock the deleted one.
+
+    Args:
+        path: path of the file; it is made if it does not exist, and names the holder.
+        waits: bool, default False, whether to wait until others have released it.
+
+    Raises:
+        Held: Somebody else has it.
+        OSError: The file cannot be opened, or the file system has no locks.
+    """
+
+    def __init__(self, path: pathlib.Path, *, waits: bool = False) -> None:
+        self._owner = os.getpid()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            os.ftruncate(self._descriptor, 0)
+            holder = f"process {os.getpid()} on {socket.gethostname()}"
+            os.pwrite(self._descriptor, holder.encode(), 0)
+        except BlockingIOError:
+            said = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
+            self._close()
+            raise Held(said or "another process") from None
+        except BaseException:
+            self._close()
+            raise
+        _locks.add(self)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets others have it; a second call does nothing."""
+        if self._descriptor >= 0 and self._owner == os.getpid():
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork may not have closed its copy yet
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Closes a child's copies: it would keep the locks beyond its parent's end."""
+    for lock in list(_locks):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
