@@ -103,7 +103,7 @@ class Job:
 
 def place(folder: pathlib.Path) -> tuple[int, int]:
     """Returns the epoch and the step of the newest checkpoint."""
-    newest = max(path for path in folder.iterdir() if path.name.isdigit())
+    newest = max((folder / "nanotf-resume").glob("checkpoint-*"))
     content = json.loads((newest / "manifest.json").read_text())["content"]
     return content["epoch"], content["step"]
 

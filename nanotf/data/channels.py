@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -21,6 +20,7 @@ from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, RecordError
+from nanotf.wire import files
 
 WAIT_SECONDS = 120.0  # for a FIFO to appear
 STALL_SECONDS = 600.0  # for its writer to write
@@ -94,8 +94,7 @@ def take_index(channel: str, state_dir: Path) -> int:
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     state = state_dir / f".{channel}-pipe_mode-state"
-    with (state_dir / f".{channel}-pipe_mode-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+    with files.Lock(state_dir / f".{channel}-pipe_mode-lock", waits=True):
         text = state.read_text() if state.exists() else "0"
         try:
             index = int(text)
@@ -104,7 +103,7 @@ def take_index(channel: str, state_dir: Path) -> int:
                 f"{state} must hold the index of the next FIFO. Received: {text!r}. Remove it to "
                 "begin with 0."
             ) from None
-        state.write_text(str(index + 1))
+        files.write_text(state, str(index + 1))
     return index
 
 

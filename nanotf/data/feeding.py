@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import gzip
 import itertools
 import os
@@ -28,6 +27,7 @@ from nanotf.data import scanning
 from nanotf.data.channels import pipe_path
 from nanotf.data.records import BUFFER_BYTES, widen_pipe
 from nanotf.errors import InvalidArgumentError, RecordError, check_choice
+from nanotf.wire import files
 
 COMPRESSIONS = ("None", "Gzip")
 RECORD_WRAPPINGS = ("None", "RecordIO")
@@ -180,20 +180,17 @@ def _as_record(source: IO[bytes]) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _sole_feeder(what: Feed) -> Iterator[None]:
     """Keeps other feeders away from the channel, so that FIFOs left behind can be replaced."""
-    path = what.pipe_dir / f".{what.channel}-feeder-lock"
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidArgumentError(
-                "A channel must have one feeder. Received: "
-                f"channel={what.channel!r}, which another process feeds in {what.pipe_dir}. Stop "
-                "it, or choose another folder."
-            ) from None
-        try:
-            yield
-        finally:
-            path.unlink()  # still locked
+    try:
+        lock = files.Lock(what.pipe_dir / f".{what.channel}-feeder-lock")
+    except files.Held as held:
+        raise InvalidArgumentError(
+            f"A channel must have one feeder. Received: channel={what.channel!r}, which {held} "
+            f"feeds in {what.pipe_dir}. Stop it, or choose another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release(removes=True)
 
 
 def _make_pipe(what: Feed, epoch: int, made: contextlib.ExitStack) -> None:

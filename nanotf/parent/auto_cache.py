@@ -2,21 +2,19 @@
 
 The file is `nanotf/tuning.json` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
 It maps a hash of model, data, machine and versions to measurements. A process that reads while
-another one writes finds the whole old or the whole new file. Of two writers the last one wins.
+another one writes finds the whole old or the whole new file. Two writers write in turn.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
+from nanotf.wire import files
 
 VERSION = 3  # of the file; other versions are ignored
 _OPTIONAL = {
@@ -57,14 +55,15 @@ def entries() -> dict[str, Any]:
     Skips entries that `remember` cannot have written. They are lost when it writes again.
     """
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
-        if found["version"] != VERSION:
-            return {}
-        written = dict(found["entries"])
+        found = files.read_json(path())
+        with files.doubting(path()):
+            if found["version"] != VERSION:
+                return {}
+            written = dict(found["entries"])
     except (FileNotFoundError, NoHomeError):
         return {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        logger.warning("%s cannot be read, and is not used: %r", path(), error)
+    except (OSError, files.Damaged) as error:
+        logger.warning("%s cannot be read, and is not used: %s", path(), error)
         return {}
     good = {key: entry for key, entry in written.items() if _is_entry(entry)}
     if len(good) < len(written):
@@ -136,18 +135,11 @@ def remember(key: str, entry: dict[str, Any]) -> None:
     except NoHomeError as error:
         logger.warning("Measurements cannot be remembered. %s", error)
         return
-    content = json.dumps({"version": VERSION, "entries": {**entries(), key: entry}}, indent=1)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=target.parent, prefix="tuning-", suffix=".tmp")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(content)
-            pathlib.Path(temporary).replace(target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                pathlib.Path(temporary).unlink()
-            raise
+        with files.Lock(target.with_suffix(".lock"), waits=True):  # nobody's entry is lost
+            whole = {"version": VERSION, "entries": {**entries(), key: entry}}
+            files.write_json(target, whole, indent=1)
     except OSError as error:
         logger.warning("Measurements cannot be remembered in %s: %s", target, error)
 

@@ -348,8 +348,10 @@ class ReaderPool:
         self._count(process.died(doing))
 
     def _leave(self, seat: _Seat) -> None:
-        """Frees what a reader that has ended leaves."""
+        """Frees what a reader that has ended leaves; `close` does so at the end."""
         with self._lock:
+            if self._closed:
+                return
             process, seat.process = seat.process, None
         if process is not None:
             process.process.kill()

@@ -9,9 +9,12 @@ and becomes that object again.
 from __future__ import annotations
 
 import io
+import pickle
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from nanotf.compat import keras_names, values
 from nanotf.compat.versions import require_tensorflow
@@ -70,7 +73,22 @@ class _ItemPickler(Pickler):
                 f"Received: an object of class {type(obj).__name__}. Make it inside the function, "
                 "from arrays or file names."
             )
+        if type(obj) is np.ndarray and not (obj.dtype.hasobject or _exports_bytes(obj)):
+            # NumPy would copy it into the pickle, and it would arrive writable.
+            raw = np.ascontiguousarray(obj).reshape(-1).view(np.uint8)
+            return _of_bytes, (raw, obj.dtype, obj.shape)
         return super().reducer_override(obj)
+
+
+def _exports_bytes(array: Any) -> bool:
+    try:
+        return bool(pickle.PickleBuffer(array).raw().nbytes == array.nbytes)
+    except (BufferError, ValueError):  # strides, dates, types of other packages
+        return False
+
+
+def _of_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return raw.view(dtype).reshape(shape)
 
 
 def dump(

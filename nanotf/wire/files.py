@@ -95,8 +95,7 @@ class Lock:
     """The right to use what a file stands for, until `release` or the end of the process.
 
     The lock (`flock`) belongs to this opening of the file: the same process gets no second one, and
-    keeps its own whatever else it opens and closes. The file stays: if a process deleted it,
-    another could lock the deleted one.
+    keeps its own whatever else it opens and closes.
 
     Args:
         path: path of the file; it is made if it does not exist, and names the holder.
@@ -108,10 +107,13 @@ class Lock:
     """
 
     def __init__(self, path: pathlib.Path, *, waits: bool = False) -> None:
-        self._owner = os.getpid()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._owner, self._path = os.getpid(), path
+        self._descriptor = -1
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            while not self._is_of_path():  # who held it may have removed the file
+                self._close()
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             os.ftruncate(self._descriptor, 0)
             holder = f"process {os.getpid()} on {socket.gethostname()}"
             os.pwrite(self._descriptor, holder.encode(), 0)
@@ -130,9 +132,22 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def release(self) -> None:
-        """Lets others have it; a second call does nothing."""
+    def _is_of_path(self) -> bool:
+        if self._descriptor < 0:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        return False
+
+    def release(self, *, removes: bool = False) -> None:
+        """Lets others have it; a second call does nothing.
+
+        Args:
+            removes: bool, default False, whether to remove the file.
+        """
         if self._descriptor >= 0 and self._owner == os.getpid():
+            if removes:
+                self._path.unlink(missing_ok=True)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork may not have closed its copy yet
         self._close()
 

@@ -8,15 +8,27 @@ the traffic, as on the private network of a cluster.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
+import math
 import os
+import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import ProcessError
+from typing import Any
 
-from nanotf.wire.channel import Channel
+from nanotf.console import logger
+from nanotf.wire.channel import NO_DESCRIPTORS, Channel
 
-HANDSHAKE_SECONDS = 10.0  # for a peer that connects and then says nothing
+HANDSHAKE_SECONDS = 10.0  # for all that a peer says before it is let in
+GUESTS = 64  # that have not said who they are
+LOG_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+END_SECONDS = 5.0  # for the accepting thread
 RETRY_SECONDS = 0.5
 # The kernel closes a connection to a host that has lost power: seconds until the first probe,
 # between probes, their number, and the age of data that were sent and not acknowledged.
@@ -108,15 +120,16 @@ def connect(
         WrongSecret: It answered, but does not know the secret.
     """
     while True:
+        left = max(0.1, deadline - time.monotonic())
         try:
-            sock = socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
-            break
-        except OSError as error:
+            return _prove(socket.create_connection((host, port), left), secret, first=False)
+        except WrongSecret:
+            raise
+        except OSError as error:  # it may be there, and have no room for another connection now
             if time.monotonic() + RETRY_SECONDS > deadline:
                 raise Unreachable(f"{type(error).__name__}: {error}") from error
         waits()
         time.sleep(RETRY_SECONDS)
-    return _prove(sock, secret, first=False)
 
 
 def accept(sock: socket.socket, secret: bytes) -> Channel:
@@ -128,6 +141,7 @@ def accept(sock: socket.socket, secret: bytes) -> Channel:
 
     Raises:
         WrongSecret: The other end does not know the secret.
+        OSError: It has gone, or says nothing.
     """
     return _prove(sock, secret, first=True)
 
@@ -140,10 +154,150 @@ def _prove(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
         channel.limit(HANDSHAKE_SECONDS)
         (channel.show_key_first if first else channel.show_key_second)(secret)
         channel.limit(0)
-    except (OSError, EOFError, ValueError, AssertionError, ProcessError) as error:
+    except (OSError, EOFError) as error:
+        channel.close()
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+    except (ValueError, AssertionError, ProcessError) as error:
         channel.close()  # the other end may be anything, and answer anything
         raise WrongSecret(f"{type(error).__name__}: {error}") from error
     return channel
+
+
+@dataclasses.dataclass(eq=False)
+class _Guest:
+    """A connection before its first message."""
+
+    sock: socket.socket
+    address: str
+    deadline: float
+
+
+class Gate:
+    """Lets those in who know the run's secret, whoever else connects to a listener.
+
+    A thread accepts; each guest has a thread, and `HANDSHAKE_SECONDS` in all until its first
+    message has come. There are at most `GUESTS`: the oldest must go when another comes, or when
+    this process has no descriptors left. The others are counted in one line of the log a minute.
+
+    Args:
+        listener: `socket.socket`, owned from now on.
+        secret: bytes.
+        admit: callable of the first message and of the `Channel`, which it owns. Its thread may
+            wait.
+        refuse: callable of a str, why somebody was sent away.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        admit: Callable[[Any, Channel], None],
+        refuse: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._listener, self._secret, self._admit, self._refuse = listener, secret, admit, refuse
+        self._lock = threading.Lock()  # guards the rest
+        self._guests: list[_Guest] = []  # the oldest first
+        self._unknown: list[str] = []  # addresses that have not been logged
+        self._logged = -math.inf
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="nanotf-gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the listener; guests are sent away."""
+        with self._lock:
+            self._closed = True
+            while self._guests:
+                _send_away(self._guests.pop(0))
+        self._thread.join(END_SECONDS)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while not self._closed:
+            is_there = poll.poll(LOOK_SECONDS * 1000)
+            self._look_at_clock()
+            if is_there:
+                self._let_in()
+
+    def _let_in(self) -> None:
+        try:
+            sock, (address, *_) = self._listener.accept()
+        except OSError as error:  # also of a guest that has gone already
+            if error.errno in (*NO_DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM):
+                with self._lock:
+                    self._make_room(0)
+                time.sleep(LOOK_SECONDS)
+            return
+        guest = _Guest(sock, address, time.monotonic() + HANDSHAKE_SECONDS)
+        with self._lock:
+            self._make_room(GUESTS - 1)
+            self._guests.append(guest)
+        thread = threading.Thread(
+            target=self._greet, args=(guest,), name="nanotf-guest", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no further thread
+            self._leave(guest)
+            sock.close()
+
+    def _make_room(self, most: int) -> None:
+        """Sends the oldest guests away; called with the lock held."""
+        while len(self._guests) > most:
+            _send_away(self._guests.pop(0))
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            while self._guests and self._guests[0].deadline < now:
+                _send_away(self._guests.pop(0))
+            if not self._unknown or now - self._logged < LOG_SECONDS:
+                return
+            found, self._unknown, self._logged = self._unknown, [], now
+        logger.warning(
+            "%d connection%s without this run's secret %s closed, the last from %s.",
+            len(found),
+            "s" * (len(found) > 1),
+            "were" if len(found) > 1 else "was",
+            found[-1],
+        )
+
+    def _leave(self, guest: _Guest) -> None:
+        with self._lock:
+            if guest in self._guests:
+                self._guests.remove(guest)
+
+    def _greet(self, guest: _Guest) -> None:
+        channel: Channel | None = None
+        try:
+            channel = accept(guest.sock, self._secret)
+            channel.limit(HANDSHAKE_SECONDS)
+            message = channel.receive()
+            channel.limit(0)
+        except (OSError, EOFError) as error:
+            self._leave(guest)
+            if channel is not None:
+                channel.close()
+            self._note(guest.address, isinstance(error, WrongSecret))
+            return
+        self._leave(guest)
+        self._admit(message, channel)
+
+    def _note(self, address: str, is_wrong: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._unknown.append(address)
+        why = "does not know this run's secret" if is_wrong else "has not said who it is"
+        self._refuse(f"A process on {address} {why}.")
+
+
+def _send_away(guest: _Guest) -> None:
+    # Its thread, which waits for a word of it, notices and closes the descriptor.
+    with contextlib.suppress(OSError):
+        guest.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _watch(sock: socket.socket) -> None:

@@ -264,7 +264,6 @@ ARRAYS = {
     "transposed": np.ones((3, 2)).T,
     "every second": np.ones(6)[::2],
     "one number": np.array(1.0),
-    "empty": np.ones((0, 2)),
     "records": np.zeros(2, [("a", "i4"), ("b", "f8")]),
     "bfloat16": np.ones(3, ml_dtypes.bfloat16),
     "dates": np.array(["2020-01-01"], "datetime64[D]"),

@@ -18,6 +18,7 @@ from preempted_job import Job, assert_same_results, place
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Sequential
+from nanotf.parent.checkpoints import OWN
 
 L = tf.keras.layers
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
@@ -127,7 +128,7 @@ def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> No
     assert _interrupt(parts, 2, "on_epoch_end", **data) == (3, 0)
     found = _fit(parts, **two)
     _assert_same(found, expected)
-    assert len([path for path in parts.iterdir() if path.is_dir()]) == 2
+    assert len(list((parts / OWN).glob("checkpoint-*"))) == 2
     # A finished training returns its history at once, with other numbers of workers as well.
     _assert_same(_fit(parts, **data), expected)
 
@@ -224,7 +225,7 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, caplog: pytest.LogCaptureF
     expected = _fit(tmp_path / "undisturbed", **data)
     parts = tmp_path / "parts"
     _interrupt(parts, 2, "on_train_batch_end", 2, **data)
-    newest = max(path for path in parts.iterdir() if path.is_dir()) / "arrays.npz"
+    newest = max((parts / OWN).glob("checkpoint-*")) / "arrays.npz"
     newest.write_bytes(newest.read_bytes()[:-100])
     (parts / ".unfinished-by-a-killed-process").mkdir()
     with caplog.at_level(logging.WARNING, logger="nanotf"):

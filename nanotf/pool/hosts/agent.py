@@ -7,7 +7,6 @@ connections between hosts, and report every second that this host works.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.console import logger, say
+from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
 from nanotf.pool.hosts import members, words
@@ -51,7 +50,12 @@ class Agent:
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._leaders: dict[tuple[int, int], int] = {}  # guarded; descriptors by pool and host
-        self._listener = network.listen(address) if workers else None
+        self._gate: network.Gate | None = None
+        self._address: tuple[str, int] = ("", 0)
+        if workers:
+            listener = network.listen(address)
+            self._address = listener.getsockname()[:2]
+            self._gate = network.Gate(listener, secret, self._admit)
 
     def run(self) -> int:
         """Lends workers until the script ends.
@@ -65,12 +69,11 @@ class Agent:
         try:
             self._channel = self._join()
         except BaseException:
-            self._close_listener()
+            self._close_gate()
             raise
         try:
-            if self._listener is not None:
-                for target in (self._accept, self._beat):
-                    threading.Thread(target=target, name="nanotf-agent", daemon=True).start()
+            if self._workers:
+                threading.Thread(target=self._beat, name="nanotf-agent", daemon=True).start()
             return self._serve()
         except ChannelClosed:
             say(f"lost the connection to host {self._cluster.hosts[0]}, which runs the script.")
@@ -78,17 +81,16 @@ class Agent:
         finally:
             self._ended.set()
             self._take_back()
-            self._close_listener()
+            self._close_gate()
             self._channel.close()
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
-            with contextlib.suppress(OSError):  # a blocked `accept` does not notice `close`
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
 
     def _join(self) -> Channel:
         name, seconds = self._cluster.hosts[0], members.join_seconds()
+        deadline = time.monotonic() + seconds
         reached = [False]
 
         def waits() -> None:
@@ -97,7 +99,14 @@ class Agent:
                 reached[0] = True
 
         try:
-            channel = network.connect(*self._first, self._secret, time.monotonic() + seconds, waits)
+            while True:
+                channel = network.connect(*self._first, self._secret, deadline, waits)
+                try:
+                    answer = self._introduce(channel)
+                    break
+                except ChannelClosed as error:  # it had no room for another connection
+                    if time.monotonic() > deadline:
+                        raise network.Unreachable(str(error)) from error
         except network.Unreachable as error:
             raise NanoError(
                 f"The first host must answer within {seconds:.0f} s ({members.JOIN_VARIABLE}). "
@@ -109,15 +118,22 @@ class Agent:
                 "All hosts of a run need the same secret. Received: another one than host "
                 f"{name}'s ({error}). Set NANOTF_SECRET to the same value on all hosts."
             ) from error
-        address = ("", 0) if self._listener is None else self._listener.getsockname()[:2]
-        rank = self._cluster.rank
-        versions = tuple(members.versions())
-        channel.send(words.Join(rank, versions, self._workers > 0, self._workers, address))
-        answer = channel.receive()
         if isinstance(answer, words.Refused):
             channel.close()
             raise NanoError(f"{answer.text} Received by host {self._cluster.current} from {name}.")
         return channel
+
+    def _introduce(self, channel: Channel) -> Any:
+        """Says who this host is; returns the answer."""
+        rank, versions = self._cluster.rank, tuple(members.versions())
+        try:
+            channel.send(
+                words.Join(rank, versions, self._workers > 0, self._workers, self._address)
+            )
+            return channel.receive()
+        except ChannelClosed:
+            channel.close()
+            raise
 
     # ------------------------------------------------------------------------ first host
     def _serve(self) -> int:
@@ -200,29 +216,8 @@ class Agent:
             self._tell(words.Beat(stopped))
 
     # ----------------------------------------------------------------------- other hosts
-    def _accept(self) -> None:
-        assert self._listener is not None
-        while not self._ended.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._greet, args=(sock,), name="nanotf-leader", daemon=True
-            ).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            channel = network.accept(sock, self._secret)
-        except network.WrongSecret as error:
-            logger.warning("A connection without this run's secret was closed: %s.", error)
-            return
-        try:
-            leader = channel.receive()
-            fd = network.hand_over(channel)
-        except ChannelClosed:
-            channel.close()
-            return
+    def _admit(self, leader: Any, channel: Channel) -> None:
+        fd = network.hand_over(channel)
         with self._changed:
             self._leaders[leader.pool, leader.host] = fd
             self._changed.notify_all()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import queue
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
 
 JOIN_VARIABLE = "NANOTF_JOIN_SECONDS"
+_REFUSED_KEPT = 20  # different reasons
 JOIN_SECONDS = 300.0  # container images and queues start hosts minutes apart
 
 
@@ -202,11 +203,11 @@ class Hosts:
         # Guarded by `_changed`.
         self._members: dict[int, Member] = {}  # by host
         self._waiting: list[Channel] = []  # of processes that lend nothing
-        self._refused: list[str] = []
+        self._refused: collections.Counter[str] = collections.Counter()
         self._ended = False
-        self._listener = network.listen(address, port)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept, name="nanotf-hosts", daemon=True).start()
+        listener = network.listen(address, port)
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._gate = network.Gate(listener, secret, self._admit, self._note_refused)
 
     def next_pool(self) -> int:
         """Returns a new number for a pool."""
@@ -234,7 +235,10 @@ class Hosts:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     names = [self.cluster.hosts[i] for i in sorted(missing - self._members.keys())]
-                    refused = "".join(f" Refused: {text}" for text in self._refused)
+                    refused = "".join(
+                        f" Refused{f' {times} times' if times > 1 else ''}: {text}"
+                        for text, times in self._refused.items()
+                    )
                     raise NanoError(
                         f"All hosts of a run must join within {seconds:.0f} s ({JOIN_VARIABLE}). "
                         f"Received: nothing from {', '.join(names)}; this host, "
@@ -244,42 +248,19 @@ class Hosts:
                     )
                 self._changed.wait(left)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, (address, *_) = self._listener.accept()
-            except OSError:
-                return  # `dismiss` has closed the listener
-            threading.Thread(
-                target=self._greet, args=(sock, address), name="nanotf-join", daemon=True
-            ).start()
-
-    def _greet(self, sock: socket.socket, address: str) -> None:
-        try:
-            channel = network.accept(sock, self.secret)
-        except network.WrongSecret:
-            text = f"A process on {address} does not know this run's secret."
-            logger.warning("%s Its connection was closed.", text)
-            with self._changed:
-                self._refused.append(text)
-            return
-        try:
-            channel.limit(network.HANDSHAKE_SECONDS)
-            join = channel.receive()
-            channel.limit(0)
-            self._admit(join, channel)
-        except (ChannelClosed, BlockingIOError):
-            channel.close()
+    def _note_refused(self, why: str) -> None:
+        with self._changed:
+            if len(self._refused) < _REFUSED_KEPT or why in self._refused:
+                self._refused[why] += 1
 
     def _admit(self, join: words.Join, channel: Channel) -> None:
         why = self._objection(join)
+        with contextlib.suppress(ChannelClosed):  # it has gone already
+            channel.send(words.Refused(why) if why else words.Welcome())
         if why:
-            with self._changed:
-                self._refused.append(why)
-            channel.send(words.Refused(why))
+            self._note_refused(why)
             channel.close()
             return
-        channel.send(words.Welcome())
         with self._changed:
             if join.lends:
                 self._members[join.host] = Member(self.cluster.hosts[join.host], join, channel)
@@ -318,10 +299,7 @@ class Hosts:
             ended, self._ended = self._ended, True
         if ended:
             return
-        # A blocked `accept` does not notice that its socket is closed.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._gate.close()
         for member in members:
             member.dismiss(code)
         for channel in waiting:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import resource
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -112,6 +116,110 @@ def test_a_stranger_that_says_nothing_keeps_nobody_waiting(
     hosts.dismiss(1)
 
 
+def _idle(hosts: members.Hosts, count: int) -> list[socket.socket]:
+    return [socket.create_connection(hosts.address) for _ in range(count)]
+
+
+def test_a_byte_at_a_time_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for all that a guest says, not for each read."""
+    monkeypatch.setattr(network, "HANDSHAKE_SECONDS", 0.5)
+    hosts = _hosts()
+    (stranger,) = _idle(hosts, 1)
+    ended, began = False, time.monotonic()
+    with stranger, contextlib.suppress(OSError):
+        while not ended and time.monotonic() < began + 20:
+            stranger.send(b"\0")
+            stranger.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                ended = stranger.recv(1000) == b""
+    assert time.monotonic() - began < 19
+    hosts.dismiss(1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_idle_connections_keep_nobody_out(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest must go, whether they come before a host or around it."""
+    monkeypatch.setattr(network, "GUESTS", 4)
+    hosts = _hosts()
+    strangers = _idle(hosts, 20) if is_first else []
+    thread = threading.Thread(target=_agent(hosts).run)
+    thread.start()
+    strangers += _idle(hosts, 20)
+    hosts.wait_for_all(20)
+    assert sum(each.name == "nanotf-guest" for each in threading.enumerate()) <= 40
+    for stranger in strangers:
+        stranger.close()
+    hosts.dismiss(0)
+    thread.join(10)
+
+
+def test_no_descriptors_are_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = _hosts()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    strangers = _idle(hosts, 10)
+    used = max(int(each.name) for each in pathlib.Path("/proc/self/fd").iterdir()) + 1
+    outside = subprocess.Popen(
+        [sys.executable, "-c", _IDLE, *map(str, hosts.address)], stdout=subprocess.PIPE
+    )
+    assert outside.stdout is not None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, before[1]))
+    try:
+        assert outside.stdout.readline() == b"connected\n"
+        time.sleep(1.0)  # more than this process can accept
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    thread = threading.Thread(target=_agent(hosts).run)
+    thread.start()
+    hosts.wait_for_all(20)
+    outside.kill()
+    outside.wait()
+    outside.stdout.close()
+    for stranger in strangers:
+        stranger.close()
+    hosts.dismiss(0)
+    thread.join(10)
+
+
+_IDLE = """
+import socket, sys, time
+kept = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(50)]
+print("connected", flush=True)
+time.sleep(100)
+"""
+
+
+def test_garbage_is_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    hosts = _hosts()
+    for _ in range(30):
+        with socket.create_connection(hosts.address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            with contextlib.suppress(OSError):
+                stranger.recv(1000)
+                stranger.recv(1000)
+    with pytest.raises(NanoError, match=r"Refused 30 times: A process on 127\.0\.0\.1"):
+        hosts.wait_for_all(1.0)
+    lines = [record for record in caplog.records if "without this run's secret" in record.message]
+    assert len(lines) == 1, "and the rest a minute later"
+    hosts.dismiss(1)
+
+
+def test_a_listener_that_hangs_up_is_not_a_wrong_secret() -> None:
+    listener = network.listen("127.0.0.1")
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    thread = threading.Thread(target=hang_up, daemon=True)
+    thread.start()
+    with pytest.raises(network.Unreachable, match="ConnectionError"):
+        network.connect(*listener.getsockname(), SECRET, time.monotonic() + 1)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+
+
 def test_other_versions_are_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts, here = _hosts(), members.versions()
     older = [("nanotf", "0.0.9"), *here[1:]]
@@ -139,9 +247,9 @@ def test_listeners_bind_one_address() -> None:
     hosts = _hosts()
     assert hosts.address[0] == "127.0.0.1"
     lends = Agent(Cluster(NAMES, "second", "--hosts", (2, 3)), 1, SECRET, "127.0.0.2", ("", 1))
-    assert lends._listener is not None
-    assert lends._listener.getsockname()[0] == "127.0.0.2"
-    lends._listener.close()
+    assert lends._gate is not None
+    assert lends._address[0] == "127.0.0.2"
+    lends._close_gate()
     hosts.dismiss(1)
 
 
