@@ -19,7 +19,7 @@ from nanotf.cli import findings, trial
 from nanotf.cli.facts import Facts
 from nanotf.cli.findings import Finding
 from nanotf.cli.picture import draw
-from nanotf.cli.privacy import home_directories, shorten_home, shown_variables
+from nanotf.cli.privacy import home_directories, redacted, shown_variables
 from nanotf.cli.usage import SECONDS
 from nanotf.machine import environment, shell_state, topology
 
@@ -90,7 +90,7 @@ def examine(
         failed = [f"{check.name}: {check.text}" for check in checks if not check.passed]
         if failed:
             found.insert(0, Finding("error", f"The test failed: {'; '.join(failed)}", _FIX_OF_TEST))
-    report: Report = shorten_home(_report(facts, plan, checks, found), home_directories())
+    report: Report = redacted(_report(facts, plan, checks, found), home_directories())
     return report
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from nanotf.cli.arguments import Parser, add_json, whole_number
 from nanotf.cli.train import add_output, report_end, wait_for
 from nanotf.console import say
+from nanotf.errors import JobError
 from nanotf.jobs import follow, metrics, record
 from nanotf.jobs.record import JobFolder
 
@@ -55,7 +56,11 @@ def _job(parsed: argparse.Namespace) -> JobFolder:
 def _list(parsed: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for job in record.find_all(parsed.output):
-        state = job.read_state()
+        try:
+            state = job.read_state()
+        except JobError as error:  # the others are none the worse
+            say(f"warning: {error}", sys.stderr)
+            continue
         found = metrics.last_values(metrics.read(job.metrics))
         rows.append(
             {

@@ -11,26 +11,36 @@ from nanotf.machine.shell_state import STATE_VARIABLE
 
 HIDDEN = "(set, not shown)"
 
-# Names and beginnings of names of the variables that change how nanotf, TensorFlow or Keras runs.
-_SHOWN = (
+# Beginnings of the names of variables that change how nanotf, TensorFlow or Keras runs.
+_NAMED = (
     *("CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES", "GOMP_", "KERAS_", "KMP_", "LD_PRELOAD"),
     *("MALLOC_CONF", "MKL_", "NANOTF_", "OMP_", "TCMALLOC_", "TF_", "XLA_FLAGS"),
 )
-# Terraform's variables also begin with TF_. They may hold passwords; TensorFlow ignores them.
+# Those of them whose values hold numbers, choices and paths. Of all others only names are shown:
+# whoever made them up may have put a host's name or a password into one.
+_SHOWN = re.compile(
+    "CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES|KERAS_BACKEND|LD_PRELOAD|MALLOC_CONF|XLA_FLAGS"
+    "|(GOMP|KMP|OMP)_[A-Z_]+|MKL_(NUM_THREADS|DYNAMIC|CBWR|ENABLE_INSTRUCTIONS)"
+    "|TCMALLOC_(RELEASE_RATE|LARGE_ALLOC_REPORT_THRESHOLD|MAX_TOTAL_THREAD_CACHE_BYTES)"
+    "|NANOTF_(IDLE_SECONDS|JOBS|JOIN_SECONDS|NATIVE|PORT|RANK|STALL_SECONDS|START|VECTORS)"
+    "|TF_(CPP_[A-Z_]+|CUDNN_DETERMINISTIC|DETERMINISTIC_OPS|DISABLE_MKL|ENABLE_ONEDNN_OPTS"
+    "|ENABLE_ZENDNN_OPTS|FORCE_GPU_ALLOW_GROWTH|GPU_ALLOCATOR|GPU_THREAD_MODE"
+    "|NUM_INTEROP_THREADS|NUM_INTRAOP_THREADS|ONEDNN_[A-Z_]+|USE_LEGACY_KERAS|XLA_FLAGS)"
+)
+# Terraform's variables also begin with TF_; TensorFlow ignores them.
 _TERRAFORM = ("TF_CLI_", "TF_CLOUD_", "TF_HTTP_", "TF_TOKEN_", "TF_VAR_")
-# TF_CONFIG names the hosts of a cluster.
-_SECRET = re.compile("^TF_CONFIG$|KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_USER_OF_ADDRESS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that matter, sorted by name; `HIDDEN` replaces possible secrets.
+    """Returns the variables that matter, sorted by name; `HIDDEN` replaces most values.
 
     `NANOTF_ENV` is left out, since it repeats the others.
     """
     return {
-        name: HIDDEN if _SECRET.search(name) else value
+        name: value if _SHOWN.fullmatch(name) else HIDDEN
         for name, value in sorted(environ.items())
-        if name.startswith(_SHOWN) and not name.startswith((*_TERRAFORM, STATE_VARIABLE))
+        if name.startswith(_NAMED) and not name.startswith((*_TERRAFORM, STATE_VARIABLE))
     }
 
 
@@ -47,8 +57,8 @@ def home_directories() -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in paths if path != pathlib.Path(path.anchor)))
 
 
-def shorten_home(value: Any, homes: Sequence[str]) -> Any:
-    """Replaces the home directory by ~ in each text of nested dicts and sequences.
+def redacted(value: Any, homes: Sequence[str]) -> Any:
+    """Replaces the home directory by ~, and drops users from addresses, in nested dicts and lists.
 
     Returns plain dicts and lists, as JSON has them.
 
@@ -57,10 +67,11 @@ def shorten_home(value: Any, homes: Sequence[str]) -> Any:
         homes: sequence of str, the paths of the home directory.
     """
     if isinstance(value, dict):
-        return {key: shorten_home(item, homes) for key, item in value.items()}
+        return {key: redacted(item, homes) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [shorten_home(item, homes) for item in value]
+        return [redacted(item, homes) for item in value]
     if isinstance(value, str):
+        value = _USER_OF_ADDRESS.sub("", value)
         for home in homes:
             value = re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?![\w.-])", "~", value)
     return value

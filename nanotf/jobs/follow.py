@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.jobs import metrics, record, remote
 from nanotf.jobs.record import JobFolder, State
+from nanotf.pool import stalls
 
 _PAUSE = 0.2  # seconds between two looks at a log
 _STOP_SECONDS = 30.0  # until a supervisor reacts to a signal, on a busy machine
@@ -83,14 +85,24 @@ def wait(
     Returns:
         The final state.
     """
-    reader = LogReader(job, host, rank)
+    reader, told = LogReader(job, host, rank), False
     while True:
         state = job.read_state()  # before the log: a final state means that the log is whole
         if log is not None and (text := reader.read()):
             log(text)
         if state.is_final:
             return state
+        if not told and state.owner.is_here and stalls.is_stopped(state.owner.pid):
+            told = True
+            logger.warning("%s", _of_stopped(job, state))
         time.sleep(_PAUSE)
+
+
+def _of_stopped(job: JobFolder, state: State) -> str:
+    return (
+        f"A signal (SIGSTOP) has stopped process {state.owner.pid}, the supervisor of {job.name}: "
+        f"nothing of the job is recorded until it continues (`kill -CONT {state.owner.pid}`)."
+    )
 
 
 def print_to(file: TextIO) -> Callable[[str], object]:
@@ -131,6 +143,8 @@ def stop(job: JobFolder) -> State:
     deadline = time.monotonic() + _STOP_SECONDS
     while (state := job.read_state()).status == record.IN_PROGRESS:
         if time.monotonic() > deadline:
+            if stalls.is_stopped(state.owner.pid):
+                raise JobError(_of_stopped(job, state))
             raise JobError(
                 f"The supervisor of a job must react to SIGTERM in {_STOP_SECONDS:.0f} s. "
                 f"Received: no reaction of process {state.owner.pid}, job {job.name}. Kill it: the "

@@ -94,7 +94,8 @@ def start(request: Request, output: str | os.PathLike[str] | None = None) -> Job
     request = _absolute(request)
     job = JobFolder(record.folder_of_jobs(output) / request.name)
     try:
-        job.path.mkdir(parents=True)
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        job.path.mkdir(mode=0o700)  # hyperparameters, logs and models may hold secrets
     except FileExistsError:
         raise InvalidArgumentError(
             f"A job's name must be new. Received: {request.name}, which is in use in "
@@ -143,7 +144,8 @@ def _fill(job: JobFolder, request: Request) -> None:
         tree.make()
         tree.shared.symlink_to(job.shared_model.parent, target_is_directory=True)
         tree.code.symlink_to(job.code, target_is_directory=True)
-        files.write_json(tree.hyperparameters, hyperparameters.encode(values))
+        encoded = hyperparameters.encode(values)
+        files.write_json(tree.hyperparameters, encoded, mode=files.PRIVATE)
         resources = environment.resource_config(request.host_names, host)
         files.write_json(tree.resources, resources)
         channels = {channel.name: channel.configuration() for channel in request.channels}
@@ -157,7 +159,7 @@ def _fill(job: JobFolder, request: Request) -> None:
 def _start_supervisor(job: JobFolder) -> None:
     """Starts the supervisor, and waits until it owns the job."""
     try:
-        command = python_command("nanotf.jobs.supervisor", str(job.path))
+        command = python_command("nanotf.jobs.supervisor", str(job.path), standard_first=True)
         with job.supervisor_log.open("ab") as log:
             subprocess.run(
                 command,

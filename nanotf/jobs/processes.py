@@ -103,6 +103,44 @@ def begin(
     return Program(host, list(command), process, feeder)
 
 
+class Guard:
+    """A process that kills a job's programs, with all their children, once this one is killed.
+
+    The kernel ends only the programs themselves. Creating this object forks the process, which
+    waits for the end of a pipe that nobody else holds.
+    """
+
+    def __init__(self) -> None:
+        waits, self._pipe = os.pipe()
+        if os.fork():
+            os.close(waits)
+            return
+        try:
+            os.close(self._pipe)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            self._stand(waits)
+        finally:
+            os._exit(0)
+
+    @staticmethod
+    def _stand(waits: int) -> None:
+        with open(waits, "rb") as pipe:
+            groups = [int(line) for line in pipe]
+        for group in groups if 0 not in groups else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
+    def add(self, program: Program) -> None:
+        """Guards a program."""
+        os.write(self._pipe, b"%d\n" % program.process.pid)
+
+    def dismiss(self) -> None:
+        """Ends it: the programs have ended."""
+        os.write(self._pipe, b"0\n")
+        os.close(self._pipe)
+
+
 # Loaded here, since a process between fork and exec should not import.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 

@@ -56,6 +56,7 @@ def begin(
         program_environ = environ | request.environment
         with bound(part):
             program = processes.begin(words, host, str(code), program_environ, feeder=False)
+        program.command = source.shown(words)
         yield program
 
 

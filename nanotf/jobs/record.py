@@ -18,6 +18,7 @@ owner still lives: by its pid and its start time, since pids are used again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import platform
@@ -29,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
 from nanotf.jobs.source import Source
@@ -184,6 +185,21 @@ class State:
         """True if the job has ended."""
         return self.status in FINAL
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> State:
+        """Reads what `asdict` has written.
+
+        Raises:
+            Exception: Something else has written it.
+        """
+        owner = Owner(**value["owner"])
+        state = cls(**value | {"owner": owner})
+        texts = (state.status, state.phase, state.created, owner.start, owner.node)
+        known = state.status in (IN_PROGRESS, STOPPING, *FINAL)
+        if not (known and type(owner.pid) is int and all(isinstance(t, str) for t in texts)):
+            raise files.Damaged(f"the state is {str(value)[:200]}")
+        return state
+
 
 @dataclass(frozen=True)
 class JobFolder:
@@ -251,23 +267,36 @@ class JobFolder:
 
     def write_request(self, request: Request) -> None:
         """Writes the request. Raises `OSError` if the disk is full."""
-        files.write_json(self.path / "request.json", asdict(request), indent=2)
+        path = self.path / "request.json"
+        files.write_json(path, asdict(request), indent=2, mode=files.PRIVATE)
 
     def read_request(self) -> Request:
-        """Reads the request."""
-        return Request.from_json(files.read_json(self.path / "request.json"))
+        """Reads the request. Raises `JobError` if it is damaged."""
+        path = self.path / "request.json"
+        with _readable(path):
+            return Request.from_json(files.read_json(path))
 
     def write_state(self, state: State) -> None:
         """Replaces the state in one step. Only the owner calls this. Raises `OSError`."""
-        files.write_json(self.path / "state.json", asdict(state), indent=2)
+        files.write_json(self._state, asdict(state), indent=2, mode=files.PRIVATE)
+
+    @property
+    def _state(self) -> pathlib.Path:
+        return self.path / "state.json"
 
     def read_state(self) -> State:
-        """Reads the state. An unfinished job whose owner has ended is a failed one."""
-        value = files.read_json(self.path / "state.json")
-        state = State(**value | {"owner": Owner(**value["owner"])})
+        """Reads the state. An unfinished job whose owner has ended is a failed one.
+
+        Raises:
+            JobError: The file is damaged.
+        """
+        with _readable(self._state):
+            value = files.read_json(self._state)
+            state = State.from_json(value)
         if state.is_final or state.owner.is_alive():
             return state
-        again = files.read_json(self.path / "state.json")  # its last act may have been to write
+        with _readable(self._state):
+            again = files.read_json(self._state)  # its last act may have been to write
         if again != value:
             return self.read_state()
         return replace(
@@ -278,6 +307,19 @@ class JobFolder:
             "recording an end: it was killed, the machine restarted, or the disk was full. "
             f"See {self.supervisor_log}.",
         )
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+    """Names a job's file that nobody can read in a `JobError`."""
+    try:
+        with files.doubting(path):
+            yield
+    except (OSError, files.Damaged) as error:
+        raise JobError(
+            f"The record of a job must be as nanotf has written it. Received: {error}. The job's "
+            "folder has its logs and what it has saved; delete it when you do not need them."
+        ) from error
 
 
 def now() -> str:

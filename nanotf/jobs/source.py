@@ -6,15 +6,19 @@ as a module if `setup.py` is beside it; anything else runs as a shell command.
 
 from __future__ import annotations
 
+import lzma
 import pathlib
 import shlex
 import shutil
 import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.jobs import remote
+from nanotf.machine.interpreter import nanotf_command
 
 REQUIREMENTS = "requirements.txt"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")
@@ -99,14 +103,29 @@ class Source:
 
 def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
     try:
+        _check_to_the_end(archive)
         with tarfile.open(archive) as tar:
             # The filter rejects members outside the folder. Python 3.10 and 3.11 have it from
             # 3.10.12 and 3.11.4 on; older ones raise, rather than extract without it.
             tar.extractall(folder, filter="data")
-    except (tarfile.TarError, TypeError) as error:
+    except (tarfile.TarError, TypeError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of the archive
         raise InvalidArgumentError(
-            f"The source must be a folder or a .tar.gz. Received: {archive} ({error})."
+            f"The source must be a folder or a whole .tar.gz. Received: {archive} "
+            f"({type(error).__name__}: {error})."
         ) from None
+
+
+def _check_to_the_end(archive: pathlib.Path) -> None:
+    """Reads an archive to its end, where its checksum is; raises what is wrong with it."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if pathlib.PurePosixPath(member.name).is_absolute():
+                raise tarfile.TarError(f"the path {member.name} is absolute")
+        stream: Any = tar.fileobj
+        while stream.read(1 << 20):
+            pass
 
 
 def _check_script(path: pathlib.Path, name: str) -> None:
@@ -116,6 +135,13 @@ def _check_script(path: pathlib.Path, name: str) -> None:
             f"The script must be a file. Received: {name} ({kind}: {path}). A script in a "
             "source directory is named relative to it."
         )
+
+
+def shown(words: Sequence[str]) -> list[str]:
+    """Returns a command as a person would write it."""
+    own = nanotf_command(words[0])
+    is_nanotf = list(words[: len(own)]) == own
+    return [words[0], "-m", "nanotf", *words[len(own) :]] if is_nanotf else list(words)
 
 
 def command(
@@ -130,7 +156,7 @@ def command(
         arguments: those of the script.
         run: options of `nanotf run`, or None for plain Python.
     """
-    launcher = [python] if run is None else [python, "-m", "nanotf", "run", *run]
+    launcher = [python] if run is None else [*nanotf_command(python), "run", *run]
     if not entry.endswith(".py"):
         return ["/bin/sh", "-c", f"./{shlex.join([entry, *arguments])}"]
     if (code / "setup.py").is_file():

@@ -212,11 +212,14 @@ class Supervisor:
         # A signal that comes just before the wait for output must end that wait.
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         output.wait_on(wake)
+        guard = processes.Guard()
         try:
             for program in programs.begin(self._job, self._request, python, self._pipes):
+                guard.add(program)
                 self._programs.append(program)
                 output.add(program)
             self._watch(output)
+            guard.dismiss()
             output.drain()
         finally:
             signal.set_wakeup_fd(-1)

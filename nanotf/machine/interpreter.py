@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -27,8 +28,34 @@ _BOOT = "; ".join(
     )
 )
 
+_HOME = pathlib.Path(os.__file__).parent
+_STANDARD = (str(_HOME), str(_HOME / "lib-dynload"))
+# As `-m nanotf`, but that the standard library comes first, whatever modules the current folder and
+# PYTHONPATH hold. `os` is there when an interpreter begins. The first entry is the script's.
+_COMMAND = "; ".join(
+    (
+        "import os, sys",
+        "home = os.path.dirname(os.__file__)",
+        "standard = home, os.path.join(home, 'lib-dynload')",
+        "own = [] if getattr(sys.flags, 'safe_path', False) else [sys.prefix]",
+        "rest = sys.path[len(own):]",
+        "sys.path[:] = own + sorted(rest, key=lambda entry: entry not in standard)",
+        "import runpy",
+        "runpy.run_module('nanotf', run_name='__main__', alter_sys=True)",
+    )
+)
 
-def python_command(module: str, *arguments: str) -> list[str]:
+
+def nanotf_command(python: str) -> list[str]:
+    """Returns the command `nanotf` of an interpreter, to be run in a folder of the user's.
+
+    Args:
+        python: str, the interpreter.
+    """
+    return [python, "-c", _COMMAND]
+
+
+def python_command(module: str, *arguments: str, standard_first: bool = False) -> list[str]:
     """Returns the command that runs a module as `__main__`, with this process's imports.
 
     The module is nanotf's own, or one of a library that nanotf needs in a process of its own, such
@@ -39,6 +66,8 @@ def python_command(module: str, *arguments: str) -> list[str]:
     Args:
         module: str, its name; a word of the command line, by which `neighbours` finds workers.
         *arguments: str, the module's `sys.argv[1:]`.
+        standard_first: bool, default False, whether the standard library comes first: a script's
+            folder may hold a `queue.py` that is not meant for the libraries that the child imports.
 
     Returns:
         list of str, for `subprocess`.
@@ -52,8 +81,9 @@ def python_command(module: str, *arguments: str) -> list[str]:
             f"sys.executable={sys.executable!r}, which is no program. Set it to the path of this "
             "Python (as an application that embeds Python has to)."
         )
+    entries = [entry for entry in sys.path if isinstance(entry, str)]  # Python, too, ignores others
     code = _BOOT.format(
-        path=[entry for entry in sys.path if isinstance(entry, str)],  # Python, too, ignores others
+        path=sorted(entries, key=lambda entry: standard_first and entry not in _STANDARD),
         root=str(pathlib.Path(__file__).parents[2]),
     )
     # `multiprocessing` does this for its processes, too.

@@ -111,12 +111,7 @@ class Folder:
             try:
                 yield _read(path)
             except (OSError, files.Damaged) as error:
-                logger.warning(
-                    "The checkpoint %s cannot be used (%s); training resumes from the one "
-                    "before it, or from the beginning.",
-                    path,
-                    error,
-                )
+                warn_of_damage(path, error)
 
     def write(self, manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         """Writes a checkpoint, and deletes all but the newest `KEPT`.
@@ -151,6 +146,16 @@ class Folder:
         for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
             if _is_marked(path):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def warn_of_damage(path: pathlib.Path, error: Exception) -> None:
+    """Says in one line that a checkpoint is not used."""
+    logger.warning(
+        "The checkpoint %s cannot be used (%s); training resumes from the one before it, or from "
+        "the beginning.",
+        path,
+        error,
+    )
 
 
 def _is_marked(path: pathlib.Path) -> bool:

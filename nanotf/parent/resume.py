@@ -17,7 +17,7 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent import report, resumable
+from nanotf.parent import checkpoints, report, resumable
 from nanotf.parent.callback_states import CallbackStates
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.checkpoints import LOCK, Folder, Stored
@@ -27,7 +27,7 @@ from nanotf.parent.moments import Moment, Values, write_all
 from nanotf.parent.orders import OrderSeed
 from nanotf.shipping.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
-from nanotf.wire import timing
+from nanotf.wire import files, timing
 
 Facts = dict[str, Any]
 
@@ -64,9 +64,7 @@ class Resumption:
         self._of_callbacks: dict[str, dict[str, Any]] = {}
         self._lock = FolderLock(self._folder.path, self._folder.own / LOCK)
         try:
-            stored = self._newest()
-            if stored is not None:
-                self._take(stored)
+            self._take_newest()
         except BaseException:
             self.release()
             raise
@@ -77,23 +75,30 @@ class Resumption:
         """Lets other runs use the folder."""
         self._lock.release()
 
-    def _newest(self) -> Stored | None:
-        """Returns the checkpoint from which this call continues."""
+    def _take_newest(self) -> None:
+        """Takes the newest checkpoint from which this call can continue."""
         for stored in self._folder.newest_first():
-            _check_facts(self._facts, stored)
-            content = stored.manifest
-            # Of an unfinished epoch the user asks for as well.
-            begun = content["epoch"] + bool(content["step"])
-            if self._epochs < begun:
-                raise InvalidArgumentError(
-                    "A resumed fit needs at least the epochs that have begun. Received: "
-                    f"epochs={self._epochs}, and {stored.path} is in epoch {begun}. Pass "
-                    f"epochs={begun} or more, or another folder."
-                )
-            if content["finished"] and not content["stop"] and self._epochs > content["epoch"]:
-                continue  # more epochs: the checkpoint before is of the last one's end
-            return stored
-        return None
+            try:
+                with files.doubting(stored.path):
+                    if self._is_of_this_call(stored):
+                        self._take(stored)
+                        return
+            except files.Damaged as damaged:
+                checkpoints.warn_of_damage(stored.path, damaged)
+
+    def _is_of_this_call(self, stored: Stored) -> bool:
+        _check_facts(self._facts, stored)
+        content = stored.manifest
+        # Of an unfinished epoch the user asks for as well.
+        begun = content["epoch"] + bool(content["step"])
+        if self._epochs < begun:
+            raise InvalidArgumentError(
+                "A resumed fit needs at least the epochs that have begun. Received: "
+                f"epochs={self._epochs}, and {stored.path} is in epoch {begun}. Pass "
+                f"epochs={begun} or more, or another folder."
+            )
+        # For more epochs, the checkpoint before is of the last one's end.
+        return not content["finished"] or content["stop"] or self._epochs <= content["epoch"]
 
     def _take(self, stored: Stored) -> None:
         content, arrays = stored.manifest, stored.arrays

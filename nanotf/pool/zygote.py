@@ -236,7 +236,8 @@ def _start(
         for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     )
     try:
-        command = python_command(module, str(theirs.fileno()), *arguments)
+        # Its forks get this process's own order, with all other state.
+        command = python_command(module, str(theirs.fileno()), *arguments, standard_first=True)
         process = _spawn(command, environ, theirs.fileno(), log)
     except BaseException:
         ours.close()

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from nanotf.errors import NanoError
+
 PRIVATE = 0o600
 
 
@@ -81,7 +83,7 @@ def doubting(path: pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, Damaged):
+    except (OSError, Damaged, NanoError):
         raise
     except Exception as error:
         raise Damaged(f"{path}: {type(error).__name__}: {str(error)[:200]}") from error

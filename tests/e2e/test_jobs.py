@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import threading
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -167,6 +168,76 @@ def test_a_killed_supervisor(folder: pathlib.Path) -> None:
     assert state.status == "Failed"
     assert "ended without recording an end" in str(state.failure_reason)
     wait_until(lambda: not psutil.pid_exists(_script_pid(job)), "the script ends")
+
+
+CHILDREN = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("begun", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_supervisor_leaves_no_children_of_the_script(folder: pathlib.Path) -> None:
+    request = Request("a", Source(_write(folder, CHILDREN)))
+    job = launch.start(request, folder / "jobs")
+    wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins")
+    child = _script_pid(job)
+    os.kill(job.read_state().owner.pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(child), "the script's child ends")
+
+
+def test_a_stopped_supervisor_is_named(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = _waiting(folder)
+    owner = job.read_state().owner.pid
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        threading.Timer(1.0, os.kill, (owner, signal.SIGCONT)).start()
+        (folder / "gate").touch()
+        assert follow.wait(job).status == "Completed"
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    (line,) = [r.message for r in caplog.records if "SIGSTOP" in r.message]
+    assert f"kill -CONT {owner}" in line
+
+
+def test_only_the_user_enters_a_job(folder: pathlib.Path) -> None:
+    job = _waiting(folder)
+    (folder / "gate").touch()
+    assert follow.wait(job).status == "Completed"
+    assert job.path.stat().st_mode & 0o777 == 0o700
+    hyperparameters = job.tree("algo-1").hyperparameters
+    assert hyperparameters.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("processes", [None, "2"])
+def test_modules_named_as_the_librarys(processes: str | None, folder: pathlib.Path) -> None:
+    """They are the script's own; nanotf and TensorFlow import the library's."""
+    code = folder / "code"
+    code.mkdir()
+    for name in ("secrets", "queue", "socket", "selectors", "json"):
+        (code / f"{name}.py").write_text("raise ImportError('this is not for libraries')")
+    (code / "train.py").write_text("import sys\nprint('script', len(sys.argv))")
+    if processes:
+        (code / "train.py").write_text(WITH_WORKERS)
+    request = Request("a", Source("train.py", str(code)), num_processes=processes)
+    job = launch.start(request, folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", follow.LogReader(job).read()
+    assert "script" in follow.LogReader(job).read()
+    assert (processes is None) or job.log("algo-1", 1).is_file()
+
+
+WITH_WORKERS = """
+import numpy as np
+import tensorflow as tf
+model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+print("script", history.epoch)
+"""
 
 
 def test_a_job_outlives_the_process_and_session_that_started_it(folder: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from healthy import GOOD
 
 from nanotf.cli import doctor
-from nanotf.cli.privacy import HIDDEN, home_directories, shorten_home, shown_variables
+from nanotf.cli.privacy import HIDDEN, home_directories, redacted, shown_variables
 from nanotf.cli.report_text import render
 from nanotf.machine.installed import Installed
 
@@ -45,12 +45,29 @@ def test_only_variables_that_matter_are_shown() -> None:
         ("KERAS_API_KEY", HIDDEN),
         ("KERAS_api_key", HIDDEN),
         ("TF_HUB_AUTH_TOKEN", HIDDEN),
+        ("TF_REDIS_URL", HIDDEN),
+        ("TF_PWD", HIDDEN),
+        ("NANOTF_SECRET", HIDDEN),
+        ("NANOTF_HOST_ADDRESSES", HIDDEN),
+        ("KERAS_HOME", HIDDEN),
         ("TF_VAR_db_password", None),
         ("TF_TOKEN_app_terraform_io", None),
     ],
 )
 def test_possible_secrets_have_no_value(name: str, shown: str | None) -> None:
     assert shown_variables({name: "secret"}).get(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://user:pa@ss@host:1/0", "redis://host:1/0"),
+        ("https://token@host/path@x", "https://host/path@x"),
+        ("a@b.org", "a@b.org"),
+    ],
+)
+def test_addresses_have_no_user(text: str, shown: str) -> None:
+    assert redacted({"a": [f"see {text} there"]}, ()) == {"a": [f"see {shown} there"]}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +84,7 @@ def test_possible_secrets_have_no_value(name: str, shown: str | None) -> None:
 )
 def test_the_home_directory_is_shortened(text: str, short: str) -> None:
     value = {"a": [text, 1, None], "b": {"c": (text,)}}
-    assert shorten_home(value, ["/home/ann"]) == {"a": [short, 1, None], "b": {"c": [short]}}
+    assert redacted(value, ["/home/ann"]) == {"a": [short, 1, None], "b": {"c": [short]}}
 
 
 def test_users_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +95,7 @@ def test_users_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None
     assert home_directories() == ()
     monkeypatch.setattr(pathlib.Path, "home", nobody)
     assert home_directories() == ()
-    assert shorten_home(("/x",), ()) == ["/x"]
+    assert redacted(("/x",), ()) == ["/x"]
 
 
 def test_a_home_directory_that_is_a_link(
@@ -88,7 +105,7 @@ def test_a_home_directory_that_is_a_link(
     (tmp_path / "ann").symlink_to("server")
     monkeypatch.setenv("HOME", str(tmp_path / "ann"))
     paths = [f"{tmp_path}/ann/x", f"{tmp_path.resolve()}/server/x"]
-    assert shorten_home(paths, home_directories()) == ["~/x", "~/x"]
+    assert redacted(paths, home_directories()) == ["~/x", "~/x"]
 
 
 def test_a_report_does_not_name_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

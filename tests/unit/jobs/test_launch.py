@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import tarfile
@@ -19,7 +20,8 @@ from nanotf.jobs import launch
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
 from nanotf.jobs.record import JobFolder, Request
-from nanotf.jobs.source import Source, command
+from nanotf.jobs.source import Source, command, shown
+from nanotf.machine.interpreter import nanotf_command
 from nanotf.wire import files
 
 
@@ -198,8 +200,33 @@ def test_an_archive_that_reaches_outside(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x").touch()
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "x", arcname="../x")
-    with pytest.raises(InvalidArgumentError, match=r"folder or a .tar.gz"):
+    with pytest.raises(InvalidArgumentError, match=r"folder or a whole .tar.gz"):
         Source("x", str(tmp_path / "a.tar.gz")).copy(tmp_path / "code")
+
+
+@pytest.mark.parametrize("damage", ["cut", "one bit", "checksum", "not an archive", "absolute"])
+def test_a_damaged_archive(damage: str, tmp_path: pathlib.Path) -> None:
+    """Nothing of it is taken, wherever the damage is."""
+    (tmp_path / "train.py").write_bytes(random.Random(0).randbytes(100_000))
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "train.py", arcname="train.py")
+        if damage == "absolute":
+            member = tarfile.TarInfo("/etc/x")
+            tar.addfile(member)
+    content = bytearray(archive.read_bytes())
+    if damage == "cut":
+        del content[-50_000:]
+    elif damage == "one bit":
+        content[50_000] ^= 4
+    elif damage == "checksum":
+        content[-8] ^= 1
+    elif damage == "not an archive":
+        content = bytearray(b"text" * 100)
+    archive.write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=r"a whole .tar.gz. Received: .*a.tar.gz"):
+        Source("train.py", str(archive)).copy(tmp_path / "code")
+    assert not any((tmp_path / "code").iterdir())
 
 
 def test_commands(tmp_path: pathlib.Path) -> None:
@@ -208,8 +235,12 @@ def test_commands(tmp_path: pathlib.Path) -> None:
 
     assert words("t.py") == ["py", "t.py", "--a", "x y"]
     assert words("t.py", ["-n", "2"]) == [
-        *("py", "-m", "nanotf", "run", "-n", "2", "t.py", "--a", "x y"),
+        *nanotf_command("py"),
+        *("run", "-n", "2", "t.py", "--a", "x y"),
     ]
+    shown_words = ["py", "-m", "nanotf", "run", "-n", "2", "t.py", "--a", "x y"]
+    assert shown(words("t.py", ["-n", "2"])) == shown_words
+    assert shown(words("t.py")) == words("t.py")
     assert words("t.sh") == ["/bin/sh", "-c", "./t.sh --a 'x y'"]
     (tmp_path / "setup.py").touch()
     assert words("sub/t.py") == ["py", "-m", "sub.t", "--a", "x y"]

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from nanotf.errors import InvalidArgumentError
+from nanotf.cli import main
+from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.jobs import record
 from nanotf.jobs.channels import Channel
 from nanotf.jobs.metrics import Metric
@@ -124,3 +125,45 @@ def test_folder_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_does_not_exist(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgumentError, match=f"Received: x, which is not in {tmp_path}"):
         record.find("x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "9" * 5000,
+        "[" * 100_000,
+        "{}",
+        '{"owner": 1}',
+        "\x00",
+        '{"owner": {}}',
+    ],
+)
+def test_damaged_records(content: str, tmp_path: pathlib.Path) -> None:
+    job = _job(tmp_path, Owner.this_process())
+    for name, read in {"state.json": job.read_state, "request.json": job.read_request}.items():
+        (job.path / name).write_text(content)
+        with pytest.raises(JobError, match=rf"Received: .*{name}"):
+            read()
+
+
+def test_one_damaged_state_hides_no_other_job(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = _job(tmp_path, Owner.this_process())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "state.json").write_text("{")
+    assert main(["jobs", "list", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert job.name in said.out and str(tmp_path / "b" / "state.json") in said.err
+    assert main(["jobs", "describe", "b", "--output", str(tmp_path)]) == 2
+
+
+def test_only_the_user_reads_a_job(tmp_path: pathlib.Path) -> None:
+    job = _job(tmp_path, Owner.this_process())
+    job.write_request(Request("a", Source("train.py"), hyperparameters={"api_key": "secret"}))
+    for name in ("state.json", "request.json"):
+        assert (job.path / name).stat().st_mode & 0o777 == 0o600
