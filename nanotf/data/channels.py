@@ -68,7 +68,7 @@ def check_channel(channel: str, config_dir: Path) -> None:
 def _channels(path: Path) -> dict[str, dict[str, Any]]:
     try:
         channels = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PipeModeDatasetException(
             f"A Pipe mode channel must be described in {path}. Received: {error}. Run the script "
             "as a training job, or name the folder with `config_dir`."
@@ -95,7 +95,7 @@ def take_index(channel: str, state_dir: Path) -> int:
     state_dir.mkdir(parents=True, exist_ok=True)
     state = state_dir / f".{channel}-pipe_mode-state"
     with files.Lock(state_dir / f".{channel}-pipe_mode-lock", waits=True):
-        text = state.read_text() if state.exists() else "0"
+        text = state.read_bytes() if state.exists() else b"0"
         try:
             index = int(text)
         except ValueError:

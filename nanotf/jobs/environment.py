@@ -163,6 +163,13 @@ def _training_environment(tree: Tree, job_name: str, counts: Counts) -> dict[str
     """Returns the toolkit's description of a host: `SM_TRAINING_ENV`."""
     resources: dict[str, Any] = files.read_json(tree.resources)
     channels: dict[str, Any] = files.read_json(tree.input_data)
+    with files.doubting(tree.config):
+        return _described(tree, job_name, counts, resources, channels)
+
+
+def _described(
+    tree: Tree, job_name: str, counts: Counts, resources: dict[str, Any], channels: dict[str, Any]
+) -> dict[str, Any]:
     everything = hyperparameters.decode(files.read_json(tree.hyperparameters))
     program = everything.get("sagemaker_program")
     environment = {

@@ -59,7 +59,7 @@ def parse(text: Any) -> Any:
     """Reads one value: JSON, or else the text itself."""
     try:
         return json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return text
 
 

@@ -183,6 +183,11 @@ def job(
 
 
 def _in_job(here: Tree, defaults: dict[str, Any], given: dict[str, pathlib.Path]) -> Job:
+    with files.doubting(here.config):
+        return _described(here, defaults, given)
+
+
+def _described(here: Tree, defaults: dict[str, Any], given: dict[str, pathlib.Path]) -> Job:
     resources = files.read_json(here.resources)
     values = _read(here.hyperparameters)
     found = {

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
+from nanotf.wire import files
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,27 @@ class Finder:
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the metrics that a job has found so far: name, value, time, host.
 
-    The last line may be written at this moment; it is left out until it is whole.
+    The last line may be written at this moment; it is left out until it is whole. Damaged lines
+    are left out as well.
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text[: text.rfind("\n") + 1].split("\n")[:-1]
+    found = [each for line in lines if (each := _metric_in(line, path)) is not None]
+    if len(found) < len(lines):
+        logger.warning("%d lines of %s are damaged.", len(lines) - len(found), path)
+    return found
+
+
+def _metric_in(line: str, path: pathlib.Path) -> dict[str, Any] | None:
+    try:
+        with files.doubting(path):
+            found: dict[str, Any] = json.loads(line)
+            float(found["value"])
+            return found if isinstance(found["name"], str) else None
+    except files.Damaged:
+        return None
 
 
 def last_values(found: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -253,13 +253,13 @@ def _from_sagemaker(environ: Mapping[str, str], local: int) -> Cluster | None:
         try:
             config = json.loads(path.read_text())
             hosts, current = config["hosts"], config["current_host"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _wrong(source, f"{type(error).__name__}: {error}") from error
     elif "SM_HOSTS" in environ:
         source = "SM_HOSTS"
         try:
             hosts, current = json.loads(environ["SM_HOSTS"]), environ["SM_CURRENT_HOST"]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, RecursionError) as error:
             raise _wrong(source, f"{type(error).__name__}: {error}") from error
     else:
         return None
@@ -371,7 +371,14 @@ def _from_tf_config(environ: Mapping[str, str], local: int) -> Cluster | None:
         ]
         kind, index = config["task"]["type"], int(config["task"]["index"])
         place = next(i for i, task in enumerate(tasks) if task[:2] == (kind, index))
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        RecursionError,
+    ) as error:
         raise _wrong("TF_CONFIG", text) from error
     hosts = tuple(dict.fromkeys(task[2] for task in tasks))
     counts = [sum(task[2] == host for task in tasks) for host in hosts]

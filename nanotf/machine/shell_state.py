@@ -58,7 +58,7 @@ def read_state(environ: Mapping[str, str]) -> State | None:
         found = json.loads(environ.get(STATE_VARIABLE, ""))
         state = State(Options(**found["options"]), found["values"], found["before"])
         texts = [*state.values.values(), *(v for v in state.before.values() if v is not None)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     sound = (
         set(state.before) == set(state.values)

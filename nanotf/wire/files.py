@@ -20,7 +20,7 @@ from nanotf.errors import NanoError
 PRIVATE = 0o600
 
 
-class Damaged(Exception):
+class Damaged(NanoError):
     """A file is incomplete, has changed since it was written, or nanotf has not written it."""
 
 
@@ -83,10 +83,11 @@ def doubting(path: pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, Damaged, NanoError):
+    except (OSError, NanoError):
         raise
     except Exception as error:
-        raise Damaged(f"{path}: {type(error).__name__}: {str(error)[:200]}") from error
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise Damaged(f"{path} is not as nanotf writes it: {why}") from error
 
 
 class Held(Exception):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import signal
 from collections.abc import Sequence
 
+import fuzz
 import numpy as np
 import pytest
 from faults import PROMISED_SECONDS, Outcome, kills, seed_of_today, table
@@ -103,3 +105,23 @@ def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
     assert any(step for _, step in places)
     assert job.run(2) == 0
     assert_same_results(job, undisturbed)
+
+
+def _fuzz(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home"))
+    logging.getLogger("nanotf").setLevel(logging.ERROR)
+    try:
+        for reader in fuzz.readers(folder):
+            fuzz.run(reader, count, seed)
+    finally:
+        logging.getLogger("nanotf").setLevel(logging.NOTSET)
+
+
+def test_a_few_damaged_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fuzz(tmp_path, monkeypatch, 100, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_damaged_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fuzz(tmp_path, monkeypatch, _number("SOAK_INPUTS", 10_000), seed_of_today())
