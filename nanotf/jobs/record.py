@@ -48,6 +48,12 @@ MAX_NAME = 63
 _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
 
+def _must(is_right: bool, what: str) -> None:
+    """Raises `Damaged` for a part of a record that nanotf cannot have written."""
+    if not is_right:
+        raise files.Damaged(f"a job's record has a wrong value: {what}")
+
+
 @dataclass(frozen=True)
 class Request:
     """The description of a job to run. `launch.start` checks it.
@@ -92,7 +98,7 @@ class Request:
     def from_json(cls, value: dict[str, Any]) -> Request:
         """Reads what `asdict` has written."""
         source = value["source"] | {"dependencies": tuple(value["source"]["dependencies"])}
-        return cls(
+        found = cls(
             **value
             | {
                 "source": Source(**source),
@@ -100,6 +106,17 @@ class Request:
                 "metrics": tuple(Metric(**each) for each in value["metrics"]),
             }
         )
+        texts = (found.name, found.source.script, *found.source.dependencies)
+        texts += tuple(text for each in found.channels for text in (each.name, each.source))
+        may_lack = (found.num_processes, found.hosts, found.checkpoints, found.upload)
+        _must(all(isinstance(text, str) for text in texts), "names")
+        _must(all(isinstance(t, str | None) for t in (*may_lack, found.source.folder)), "texts")
+        _must(type(found.instances) is int and 0 < found.instances < 1 << 16, "instances")
+        _must(isinstance(found.max_run, int | float | None), "max_run")
+        _must(isinstance(found.stop_seconds, int | float), "stop_seconds")
+        _must(isinstance(found.hyperparameters, dict), "hyperparameters")
+        _must(all(isinstance(v, str) for v in found.environment.values()), "environment")
+        return found
 
 
 @dataclass(frozen=True)
@@ -194,10 +211,15 @@ class State:
         """
         owner = Owner(**value["owner"])
         state = cls(**value | {"owner": owner})
+        beside = state.failure_reason, state.failure_beside_log
         texts = (state.status, state.phase, state.created, owner.start, owner.node)
-        known = state.status in (IN_PROGRESS, STOPPING, *FINAL)
-        if not (known and type(owner.pid) is int and all(isinstance(t, str) for t in texts)):
-            raise files.Damaged(f"the state is {str(value)[:200]}")
+        _must(state.status in (IN_PROGRESS, STOPPING, *FINAL), "status")
+        _must(type(owner.pid) is int and 0 < owner.pid < 1 << 31, "owner")
+        _must(all(isinstance(text, str) for text in texts), "texts")
+        _must(
+            all(isinstance(t, str | None) for t in (state.started, state.ended, *beside)), "texts"
+        )
+        _must(all(isinstance(code, int) for code in state.exit_codes.values()), "exit_codes")
         return state
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from nanotf.data import scanning
 from nanotf.data.channels import take_index
 from nanotf.errors import NanoError
-from nanotf.jobs import environment, hyperparameters, metrics, record
+from nanotf.jobs import environment, follow, hyperparameters, metrics, record
 from nanotf.jobs.record import JobFolder, Owner, Request, State
 from nanotf.jobs.source import Source
 from nanotf.jobs.tree import Tree
@@ -172,9 +172,7 @@ def _of_checkpoints(folder: pathlib.Path) -> list[Reader]:
         "logs": {"dict": [["loss", 1.0]]},
         "chance": {"tuple": [{"dict": []}, None, {"tuple": []}]},
         "reading": None,
-        "callbacks": {
-            "dict": [["0", {"dict": [["best", {"array": "callbacks/0", "dtype": "<f8"}]]}]]
-        },
+        "callbacks": {"dict": [["0", {"dict": best}]]},
     }
     arrays = {
         "variables/0": np.arange(3.0),
@@ -238,8 +236,8 @@ def _of_jobs(folder: pathlib.Path) -> list[Reader]:
         return environment.variables(tree, "a", environment.Counts(1, 0))
 
     reads: dict[pathlib.Path, Callable[[], object]] = {
-        found._state: found.read_state,
-        found.path / "request.json": found.read_request,
+        found._state: lambda: follow.describe(found),
+        found.path / "request.json": lambda: follow.describe(found),
         found.metrics: lambda: metrics.last_values(metrics.read(found.metrics)),
         tree.hyperparameters: describe,
         tree.resources: describe,
