@@ -2,7 +2,7 @@
 
 | name | why |
 | --- | --- |
-| `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
+| `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache`, `list_function_names`, `get_function_def` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | the operations that tapes record |
 | `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
@@ -44,6 +44,22 @@ def seeding() -> int:
     if made is not _seeded[0]:
         _seeded[:] = made, _seeded[1] + 1
     return int(_seeded[1])
+
+
+def forget_kernels() -> None:
+    """Frees the kernels of eager operations, with the functions that they have instantiated.
+
+    TensorFlow keeps one for each combination of attributes for as long as a process lives, and the
+    operations that make a dataset have its functions as attributes. A kernel that is still needed
+    is made anew. Does nothing if a function draws from a state in its kernel: it would begin anew.
+    """
+    here = context.context()
+    for name in here.list_function_names():
+        if any(
+            {"seed", "seed2"} <= set(node.attr) for node in here.get_function_def(name).node_def
+        ):
+            return
+    here.clear_kernel_cache()
 
 
 def follow(taken: tuple[int, Any] | None, is_new: bool) -> None:

@@ -4,11 +4,11 @@
                          checkpoint-00000012/marker    says that nanotf has made the folder
                                              manifest.json   what it is, as JSON, and the checksums
                                              arrays.npz      the arrays, without pickles
-    folder/00000011/                                   as nanotf 0.1 has written them
+    folder/00000011/                                   of earlier versions of nanotf
 
 A checkpoint is written in a folder with another name, flushed to the disk, then renamed. So a
 process or a machine that stops at any moment leaves the checkpoints before it. Only folders with a
-marker are ever deleted: everything else is somebody else's, those of nanotf 0.1 included.
+marker are ever deleted: everything else is somebody else's, those of earlier versions included.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_build, keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_names, keras_optimizers, pipelines
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
@@ -202,3 +202,21 @@ def refuse_optimizer(model: Any, specs: Any) -> None:
         f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
         "optimizer, after a change of `trainable` or of the layers."
     )
+
+
+def check_first_batch(dataset: Any) -> None:
+    """Raises `UndividedError` if a dataset's first batch has unlike rows, before it is read.
+
+    The batch is that of a copy, so that the dataset stays as it is. A dataset that runs Python, or
+    keeps a state outside its graph, is not read.
+    """
+    tf = require_tensorflow()
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank for spec in specs):
+        return
+    rows = {spec.shape[0] for spec in specs}
+    if len(specs) < 2 or (len(rows) == 1 and None not in rows):
+        return
+    copy = pipelines.copy_without_effects(dataset)
+    for batch in () if copy is None else copy.take(1):
+        inputs.check_rows(tf.nest.flatten(batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import graphs, keras_names
+from nanotf.compat import pipelines as compat_pipelines
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
@@ -135,7 +136,7 @@ def _check_read_again(x: Any, steps: int | None) -> None:
                 "With `resume`, a dataset must be endless to be used with steps_per_epoch. "
                 f"Received: steps_per_epoch={steps}. Leave it out, or call repeat()."
             )
-        reason = pipelines.unseeded(x)
+        reason = _unseeded(x)
         if reason is not None:
             raise InvalidArgumentError(
                 "With `resume`, a dataset must yield the same batches in a new process. Received: "
@@ -161,3 +162,19 @@ def _check_read_again(x: Any, steps: int | None) -> None:
                 f"knows. Received: {type(x).__name__}.{hook}(). Pass a tf.data.Dataset, or let "
                 "Keras shuffle the batches (shuffle=True)."
             )
+
+
+def _unseeded(dataset: Any) -> str | None:
+    """Returns why a dataset's batches would differ in another process, with the remedy, or None.
+
+    None also if TensorFlow cannot write the dataset's graph, so that nobody can tell.
+    """
+    try:
+        definition = compat_pipelines.definition_of(dataset)
+    except require_tensorflow().errors.OpError:
+        return None
+    for node in graphs.drawing(definition):
+        if node.attr["seed"].i or node.attr["seed2"].i:
+            continue
+        return f"a {node.op} without a seed; give it one, or call set_random_seed()"
+    return next(pipelines.differences(definition), None)

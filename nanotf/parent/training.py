@@ -11,7 +11,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, WorkerStuck
-from nanotf.parent import calls, gpu
+from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
 from nanotf.parent.fit_data import takes_unlike_rows
@@ -19,7 +19,6 @@ from nanotf.parent.resume import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import inputs
 from nanotf.shipping.pipelines import check_sharding
 
 
@@ -78,7 +77,7 @@ def fit(
     try:
         is_dataset = isinstance(given.get("x"), require_tensorflow().data.Dataset)
         if alone is not None and is_dataset and not takes_unlike_rows(model, sharding):
-            inputs.check_first_batch(given["x"])
+            rejections.check_first_batch(given["x"])
         arguments = FitArguments.of(given)
         call = FitCall(model, arguments, num_processes, sharding, max_restarts, resume)
     except UndividedError as error:

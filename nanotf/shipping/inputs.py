@@ -54,26 +54,6 @@ def check_rows(arrays: Sequence[Any]) -> None:
         raise _undivided([tuple(array.shape) for array in arrays])
 
 
-def check_first_batch(dataset: Any) -> None:
-    """Raises `UndividedError` if a dataset's first batch has unlike rows, before it is read.
-
-    The batch is that of a copy, so that the dataset stays as it is. A dataset that runs Python, or
-    keeps a state outside its graph, is not read.
-    """
-    from nanotf.compat import pipelines
-
-    tf = require_tensorflow()
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank for spec in specs):
-        return
-    rows = {spec.shape[0] for spec in specs}
-    if len(specs) < 2 or (len(rows) == 1 and None not in rows):
-        return
-    copy = pipelines.copy_without_effects(dataset)
-    for batch in () if copy is None else copy.take(1):
-        check_rows(tf.nest.flatten(batch))
-
-
 def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], None]) -> Any:
     """Returns a dataset that ends before the first batch whose arrays differ in rows.
 

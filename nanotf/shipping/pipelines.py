@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import graphs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping.inputs import (
@@ -148,7 +147,7 @@ def pipeline_input(
             f'{error.message} Use sharding="parent".'
         ) from error
     definition = tf.compat.v1.GraphDef.FromString(graph)
-    for reason in _differences(definition) if alike else ():
+    for reason in differences(definition) if alike else ():
         raise ShippingError(
             f"{what} must yield the same batches in every worker to be read by them. Received: "
             f'sharding="data" and {reason}, or use sharding="parent".'
@@ -156,25 +155,7 @@ def pipeline_input(
     return PipelineInput(graph, dataset.element_spec, signature, cardinality, steps)
 
 
-def unseeded(dataset: Any) -> str | None:
-    """Returns why a dataset's batches would differ in another process, with the remedy, or None.
-
-    None also if TensorFlow cannot write the dataset's graph, so that nobody can tell.
-    """
-    from nanotf.compat import pipelines
-
-    try:
-        definition = pipelines.definition_of(dataset)
-    except require_tensorflow().errors.OpError:
-        return None
-    for node in graphs.drawing(definition):
-        if node.attr["seed"].i or node.attr["seed2"].i:
-            continue
-        return f"a {node.op} without a seed; give it one, or call set_random_seed()"
-    return next(_differences(definition), None)
-
-
-def _differences(definition: Any) -> Iterator[str]:
+def differences(definition: Any) -> Iterator[str]:
     """Yields reasons why a graph's batches would differ between workers, with their remedies."""
     tf = require_tensorflow()
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):

@@ -26,17 +26,17 @@ from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
-from nanotf.worker import replica, watch
+from nanotf.worker import process, replica, watch
 from nanotf.worker.ahead import Ahead
 from nanotf.worker.job_failure import job_failed
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 
 MODELS_KEPT = 2
-# A dropped model is part of a reference cycle. Python decides when to collect cycles by the number
-# of objects, not by their size.
+# Python decides when to collect reference cycles by the number of objects, not by their size.
 DROPPED_BYTES = 2**27
 JOBS_PER_COLLECTION = 16
+MODELS_PER_CLEARING = 8  # of TensorFlow's kernels, some 0.2 MB for a model; to make them takes time
 
 
 class Session:
@@ -83,7 +83,9 @@ class Session:
             )
         self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-        self._dropped = 0  # bytes of dropped models' variables, which may still be in memory
+        self._dropped = 0  # bytes of variables of models that were dropped in this job
+        self._dropped_models = 0  # since the kernels were cleared
+        self._has_dropped = False
         self._jobs = 0
         self._seeding = 0  # that of the last job; see `eager_context.seeding`
 
@@ -129,10 +131,16 @@ class Session:
         except Exception as error:  # a result that cannot be pickled
             self.channel.send(job_failed(message.job, self.rank, error))
         self._jobs += 1
-        if self._jobs % JOBS_PER_COLLECTION == 0:
-            # Datasets of ended jobs are in reference cycles. Each keeps blocks mapped, and each
-            # mapping has a file descriptor. Python would not collect them for hundreds of jobs.
+        if self._has_dropped or self._jobs % JOBS_PER_COLLECTION == 0:
+            # Models and datasets of ended jobs are in reference cycles. Datasets keep blocks
+            # mapped, each with a file descriptor. Python would not collect them for hundreds of
+            # jobs. The parent has the answer, and works on it meanwhile.
             gc.collect()
+            if self._dropped_models >= MODELS_PER_CLEARING:
+                self._dropped_models = 0
+                eager_context.forget_kernels()
+            process.return_free_memory()
+            self._dropped, self._has_dropped = 0, False
 
     def _failures(self) -> tuple[int, Failure | None]:
         return (0, None) if self.group is None else self.group.failures()
@@ -179,8 +187,10 @@ class Session:
     def _drop_oldest(self) -> None:
         _, kept = self._models.popitem(last=False)
         variables = keras_optimizers.training_variables(kept.model)
+        self._has_dropped = True
+        self._dropped_models += 1
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
-        if self._dropped > DROPPED_BYTES:
+        if self._dropped > DROPPED_BYTES:  # too much to keep until the job's end
             self._dropped = 0
             del kept, variables
             gc.collect()

@@ -285,7 +285,7 @@ def test_items_are_alone(make: Program) -> None:
 
 
 def test_arrays_are_read_only() -> None:
-    """Whatever their size, type and layout: else an item would find what another has written."""
+    """No item finds in one what another has written, whatever its size, type and layout."""
     in_closure, in_global = np.ones(2), {"array": np.ones(2)}
 
     def write(item: str, **arrays: Any) -> Any:
@@ -328,7 +328,7 @@ def call(item):
 def test_modules_of_the_user(
     place: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are imported, by the script, inside of a function, or for an item's class."""
+    """The script imports them, a function does, or an item that has their class."""
     name = f"helper_of_{place}"
     (tmp_path / f"{name}.py").write_text(HELPER)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -99,7 +99,7 @@ def test_a_replacement_dies(dying: Callable[[int], None], times: int) -> None:
 
 
 def test_no_replacement_starts(dying: Callable[[int], None]) -> None:
-    """What has ended is delivered."""
+    """The results that are there are delivered."""
 
     def begin(_: Any) -> None:
         dying(100)
@@ -151,7 +151,7 @@ def test_the_system_allows_no_further_process(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_call_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ends a call of `map`: with on_error="return" its results come all the same."""
+    """With on_error="return" the results come all the same, whatever has ended the call."""
     send = independent.IndependentPool.send_to
     sent: list[int] = []
 

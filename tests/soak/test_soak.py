@@ -8,6 +8,7 @@ import pathlib
 import signal
 from collections.abc import Sequence
 
+import anything
 import fuzz
 import numpy as np
 import pytest
@@ -125,3 +126,13 @@ def test_a_few_damaged_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.timeout(3600)
 def test_damaged_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fuzz(tmp_path, monkeypatch, _number("SOAK_INPUTS", 10_000), seed_of_today())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_kills_of_any_process() -> None:
+    seed = seed_of_today()
+    found = anything.kills(_number("NANOTF_SOAK_KILLS", 100), seed)
+    print(f"\nNANOTF_SOAK_SEED={seed}\n{anything.table(found)}")
+    wrong = [each for each in found if not each.is_as_documented]
+    assert not wrong, "\n".join(map(str, wrong))

@@ -96,7 +96,7 @@ def test_a_link_is_not_followed(tmp_path: pathlib.Path) -> None:
     assert (kept / "manifest.json").is_file()
 
 
-def test_folders_of_nanotf_0_1(tmp_path: pathlib.Path) -> None:
+def test_folders_of_earlier_versions(tmp_path: pathlib.Path) -> None:
     """They are read, new ones follow them in number, and they stay."""
     for number in (1, 2):
         _written(tmp_path / "made", number)
