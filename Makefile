@@ -69,11 +69,12 @@ legacy:
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
 test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-file 2
 
-# A few tests with the oldest TensorFlows that are supported, so that none breaks unseen: all private
-# names, a `fit`, a loop, nanotf-init, doctor. Their environments are small, and use the native library
-# that was compiled for $(VENV). CI runs `make test ALSO=test-corners`.
+# A few tests with the oldest TensorFlows that are supported, and with the oldest Keras 3, so that none
+# breaks unseen: all private names, a `fit`, a loop, nanotf-init, doctor. Their environments are small,
+# and use the native library that was compiled for $(VENV). CI runs `make test ALSO=test-corners`.
 ALSO :=
-CORNERS := intel 2.15.1
+CORNERS := intel 2.15.1 2.16.2
+OLDEST_KERAS_3 := 3.10.*
 CORNER_TESTS := $(addprefix tests/, e2e/test_compat.py e2e/test_parity.py::test_arrays_float64 \
 	e2e/test_custom_loop.py::test_follows_one_process \
 	e2e/test_doctor_here.py::test_two_workers_pass_the_test \
@@ -84,6 +85,8 @@ $(CORNERS:%=corner-%): corner-%: .venv-corner-%/.installed
 	.venv-corner-$*/bin/python -m pytest $(CORNER_TESTS) --cases 1 $(ARGS) || test $$? = 5
 $(CORNERS:%=.venv-corner-%/.installed): .venv-corner-%/.installed: pyproject.toml tools/make-venv | $(STAMP)
 	tools/make-venv $(@D) $* $(PYTHON) corner
+	$(if $(filter 2.16%,$*),$(@D)/bin/python -m uv pip install --quiet --compile-bytecode \
+		--python $(@D)/bin/python 'keras==$(OLDEST_KERAS_3)')
 	touch $@
 
 # Programs on top of Keras libraries, alone and with two workers, in environments of their own. Each

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.14, 2.15, tf_keras 2.15-2.21, 3.10-3.15 | weights are sent only at batches where it saves |
 | `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | as above |
-| `CallbackList._in_begin_end_block_count` | 3; 3.10-3.15 | counts open begin/end pairs; the callback threads end with the last one |
+| `CallbackList._in_begin_end_block_count` | 3; 3.12-3.15 | counts open begin/end pairs; the callback threads end with the last one |
 """
 
 from __future__ import annotations

@@ -668,8 +668,8 @@ def test_an_open_evaluation_can_be_forgotten() -> None:
     callbacks.on_test_begin()
     callbacks.on_test_end()
     callbacks.on_train_end()
-    assert callbacks._in_begin_end_block_count == 0
-    assert callbacks._executor is None
+    assert getattr(callbacks, "_in_begin_end_block_count", 0) == 0  # 3.10.0 does not count
+    assert getattr(callbacks, "_executor", None) is None
 
 
 def _doubled_in_python(dataset: Any, function: Any) -> Any:

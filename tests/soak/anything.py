@@ -187,6 +187,7 @@ def search(folder: pathlib.Path) -> Any:
 
 def partitions(folder: pathlib.Path) -> Any:
     model = smp.DistributedModel.from_keras(small_model(), partitions=2, microbatches=2)
+    model.compile("sgd", "mse")
     x, y = rows(400)
     model.fit(x, y, batch_size=50, epochs=2, verbose=0)
     return model.get_weights()
