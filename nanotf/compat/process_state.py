@@ -262,14 +262,12 @@ _specs: dict[str, tuple[Any, int]] = {}  # by name: the module's spec, and its n
 _numbers = itertools.count()
 
 
+@functools.cache
 def is_users_file(path: str) -> bool:
     """Returns True if a module's file is the user's own, not an installed library's."""
     found = pathlib.Path(path)
     standard = pathlib.Path(sysconfig.get_path("stdlib"))
     return not found.is_relative_to(standard) and not _INSTALLED & set(found.parts)
-
-
-_is_users_file = functools.cache(is_users_file)
 
 
 def _file_of(module: Any) -> str | None:
@@ -282,7 +280,7 @@ def _is_users(name: str, module: Any) -> bool:
     if name == "__main__" or name.partition(".")[0] in LIBRARIES:
         return False
     file = _file_of(module) if isinstance(module, types.ModuleType) else None
-    return file is not None and _is_users_file(file)
+    return file is not None and is_users_file(file)
 
 
 def users_modules() -> Mapping[str, types.ModuleType]:

@@ -131,6 +131,7 @@ def search(
     arguments.check_sampler(sampler, 0)
     with studies.log_level(verbose), studies.storage_for(storage) as opened:
         study = studies.open_study(opened, study_name, request.direction, metric, pruner)
-        seed = studies.seed_for(study, seed)
-        study.sampler = arguments.check_sampler(sampler, seed)
-        return runs.Run(request, study, opened, seed, verbose).run(keep=storage is None)
+        with studies.sole_search(study):
+            seed = studies.seed_for(study, seed)
+            study.sampler = arguments.check_sampler(sampler, seed)
+            return runs.Run(request, study, opened, seed, verbose).run(keep=storage is None)

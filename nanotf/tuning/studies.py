@@ -30,6 +30,7 @@ ATTEMPT = "nanotf_attempt"  # how many trials with these parameters died before
 METRIC = "nanotf_metric"
 SEED = "nanotf_seed"
 PARALLEL = "nanotf_parallel"
+SEARCH = "nanotf_search"  # the process that searches in it, as in PROCESS; None for none
 
 SQLITE_SECONDS = 60.0  # a worker waits that long while others write
 
@@ -132,6 +133,27 @@ def open_study(storage: Any, name: str | None, direction: str, metric: str, prun
             )
     study.set_user_attr(METRIC, metric)
     return study
+
+
+@contextlib.contextmanager
+def sole_search(study: Any) -> Iterator[None]:
+    """Keeps other processes of this host from searching in a study meanwhile.
+
+    Raises:
+        InvalidArgumentError: One does already: it would count the trials of both as its own.
+    """
+    holder, mine = study.user_attrs.get(SEARCH), this_process()
+    if holder not in (None, mine) and holder[0] == mine[0] and not _is_dead(holder):
+        raise InvalidArgumentError(
+            "A study serves one search at a time on a machine. Received: "
+            f"study_name={study.study_name!r}, in which process {holder[1]} searches. Wait until "
+            "that ends, or choose another `study_name`."
+        )
+    study.set_user_attr(SEARCH, mine)
+    try:
+        yield
+    finally:
+        study.set_user_attr(SEARCH, None)
 
 
 def seed_for(study: Any, seed: int | None) -> int:

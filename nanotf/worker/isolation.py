@@ -17,7 +17,6 @@ import decimal
 import enum
 import fractions
 import functools
-import gc
 import importlib
 import importlib.machinery
 import logging
@@ -96,7 +95,11 @@ class Contents:
         if type(value) in _INSIDE:
             return [getattr(value, name) for name in _INSIDE[type(value)]]
         if isinstance(value, (*_DEFINITIONS, types.ModuleType)):
-            return self._noted(value, _names_of, mutables.same_names) if self._is_own(value) else ()
+            if not self._is_own(value):
+                return ()
+            has_globals = isinstance(value, types.FunctionType) and _is_of_user(value)
+            names_of = _names_and_globals_of if has_globals else _names_of
+            return self._noted(value, names_of, mutables.same_names)
         if (kind := mutables.kind_of(value)) is not None:
             return [type(value), *self._noted(value, kind.mark or kind.take, kind.same)]
         if not (tf.is_tensor(value) and hasattr(value, "numpy") and not hasattr(value, "assign")):
@@ -118,9 +121,11 @@ def _names_of(value: Any) -> dict[str, Any]:
     found = dict(object.__getattribute__(value, "__dict__"))  # a lazy module stays so
     if isinstance(value, types.FunctionType):
         found.update({name: getattr(value, name) for name in _OF_FUNCTIONS})
-        if _is_of_user(value):
-            found["__globals__"] = value.__globals__
     return found
+
+
+def _names_and_globals_of(function: types.FunctionType) -> dict[str, Any]:
+    return {**_names_of(function), "__globals__": function.__globals__}
 
 
 def _is_of_user(definition: Any) -> bool:
@@ -206,10 +211,12 @@ class Task:
         return function, dict(arguments)
 
     def end(self) -> None:
-        """Forgets after an item what the next must not find. Its other objects must be gone."""
+        """Forgets after an item what the next must not find.
+
+        Garbage must be collected next: a class that is still there would be used again.
+        """
         if self._modules.end() or self._is_touched():
             self._loaded = self._contents = None
-            gc.collect()  # a class that is still there would be used again
 
     def _is_touched(self) -> bool:
         if self._contents is None:

@@ -57,3 +57,25 @@ def warm_jobs(rounds: int) -> list[Footprint]:
         loop(data)
         footprints.append(Footprint.now())
     return footprints
+
+
+def new_models(rounds: int) -> list[Footprint]:
+    """Trains a new model per round; returns the footprint after each."""
+    x = np.random.default_rng(0).random((64, 16, 16, 3)).astype(np.float32)
+    y, layers = np.arange(64) % 10, tf.keras.layers
+    footprints = []
+    for _ in range(rounds):
+        model = nanotf.keras.Sequential(
+            [
+                layers.Input((16, 16, 3)),
+                layers.Conv2D(8, 3, activation="relu"),
+                layers.BatchNormalization(),
+                layers.Flatten(),
+                layers.Dropout(0.1),
+                layers.Dense(10),
+            ]
+        )
+        model.compile("adam", "mse", metrics=["mae"])
+        model.fit(x, tf.one_hot(y, 10), batch_size=32, verbose=0, num_processes=2)
+        footprints.append(Footprint.now())
+    return footprints

@@ -13,7 +13,7 @@ import fuzz
 import numpy as np
 import pytest
 from faults import PROMISED_SECONDS, Outcome, kills, seed_of_today, table
-from load import Footprint, warm_jobs
+from load import Footprint, new_models, warm_jobs
 from preempted_job import Job, assert_same_results, place
 
 import nanotf
@@ -75,6 +75,15 @@ def test_two_hundred_warm_jobs() -> None:
     for rounds in sorted({1, 10, 100, len(footprints)}):
         if rounds <= len(footprints):
             print(f"\nafter {rounds} rounds: {footprints[rounds - 1]}")
+    _assert_flat(footprints)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_new_models_leave_nothing() -> None:
+    footprints = new_models(_number("NANOTF_SOAK_MODELS", 500))
+    for rounds in (10, 100, len(footprints)):
+        print(f"\nafter {rounds} models: {footprints[rounds - 1].memory}")
     _assert_flat(footprints)
 
 

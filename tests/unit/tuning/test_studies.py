@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 
 from nanotf.errors import InvalidArgumentError, UnavailableError
@@ -135,3 +136,26 @@ def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     requirement.require_optuna.cache_clear()
     with pytest.raises(UnavailableError, match=r"pip install 'nanotf\[search\]'"):
         requirement.require_optuna()
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere", "ended"])
+def test_one_search_at_a_time(where: str) -> None:
+    """Processes of other machines may share a study: nobody can tell whether they live."""
+    study = optuna.create_study(study_name="a")
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+        began = psutil.Process(other.pid).create_time()
+        host = "another" if where == "elsewhere" else platform.node()
+        study.set_user_attr(studies.SEARCH, [host, other.pid, began])
+        if where == "here":
+            with (
+                pytest.raises(InvalidArgumentError, match=f"process {other.pid} searches"),
+                studies.sole_search(study),
+            ):
+                pass
+        if where == "ended":
+            other.communicate()
+        if where != "here":
+            with studies.sole_search(study), studies.sole_search(study):
+                assert study.user_attrs[studies.SEARCH] == studies.this_process()
+            assert study.user_attrs[studies.SEARCH] is None
