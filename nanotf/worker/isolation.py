@@ -80,11 +80,17 @@ class Contents:
             value = waiting.pop()
             if not isinstance(value, _ATOMS) and id(value) not in self._seen:
                 self._seen[id(value)] = value
-                waiting.extend(self._parts(value))
+                try:
+                    waiting.extend(self._parts(value))
+                except Exception:  # a class of the user's that does not let itself be read
+                    self.is_known = False
 
     def have_changed(self) -> bool:
-        """Returns True if something has been written to."""
-        return any(not same(mark, read(value)) for value, read, same, mark in self._before)
+        """Returns True if something has been written to, or can no longer be compared."""
+        try:
+            return any(not same(mark, read(value)) for value, read, same, mark in self._before)
+        except Exception:  # an item may have written anything, such as an attribute without ==
+            return True
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """Notes the contents of an object; returns what it leads to."""

@@ -207,6 +207,25 @@ def an_object_that_pickles_itself() -> Any:
     return call, {"kept": Secretive()}
 
 
+class Unlike:
+    """It does not let itself be compared."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("no")
+
+
+@program
+def what_cannot_be_compared() -> Any:
+    def write(item: int, held: Any) -> Any:
+        held["other"] = held["one"]
+        held["count"] += 1
+        return held["count"], len(held)
+
+    return write, {"held": {"one": Unlike(), "count": 0}}
+
+
 @program
 def generators_of_random_numbers() -> Any:
     def draw(item: int, one: Any, other: Any) -> Any:

@@ -108,3 +108,12 @@ def test_describe_exit(
     phrase, found_code, found_signal = errors.describe_exit(returncode)
     assert text in phrase
     assert (found_code, found_signal) == (exit_code, number)
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_kill_is_the_kernels_only_if_it_has_killed(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_KILLS_BEFORE", errors._kills_for_memory() - kills)
+    phrase, _, _ = errors.describe_exit(-signal.SIGKILL)
+    assert ("memory ran out" in phrase) == bool(kills)
