@@ -160,7 +160,7 @@ class ReaderPool:
         self._numbers: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
         self._counter = itertools.count()
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closing = threading.Event()
         self._restarts = 0
         self._forks = Forks()
         self._seats: list[_Seat] = []
@@ -199,7 +199,7 @@ class ReaderPool:
         """Requests a batch of a published dataset; returns its future."""
         with self._lock:
             task = _Task(reading.Read(next(self._counter), dataset, index, moment))
-            if self._closed:
+            if self._closing.is_set():
                 task.future.set_exception(ended())
             elif self._failure is not None:
                 task.future.set_exception(self._failure)
@@ -259,17 +259,18 @@ class ReaderPool:
     # ---------------------------------------------------------------- the thread of a seat
     def _fill(self, seat: _Seat) -> None:
         try:
-            for starts in itertools.count():
-                if self._closed:
-                    return
+            tries = 0  # without a start
+            while not self._closing.is_set():
                 try:
                     self._start(seat)
+                    tries = 0
                     self._converse(seat)
                 except ChannelClosed:
                     self._clear(seat)
                 except (ReaderDied, WorkerDied) as error:  # while it started
                     self._count(error)
-                    time.sleep(min(PAUSE_SECONDS * 2**starts, LONGEST_PAUSE))
+                    self._closing.wait(min(PAUSE_SECONDS * 2**tries, LONGEST_PAUSE))
+                    tries += 1
                 self._leave(seat)
         except BaseException as error:
             self._fail(error)
@@ -281,7 +282,7 @@ class ReaderPool:
         process = ReaderProcess(self._max_restarts, *of_worker)
         with self._lock:
             seat.process = process
-            if self._closed:
+            if self._closing.is_set():
                 process.process.kill()
         hello = self._greeted(process)
         for warning in hello.warnings:
@@ -341,7 +342,7 @@ class ReaderPool:
             tasks = list(seat.running)
             seat.running.clear()
             self._pending.extendleft(reversed(tasks))
-            if self._closed:
+            if self._closing.is_set():
                 return
             self._hand_out()
         doing = f"it read batch {tasks[0].read.index}" if tasks else "it waited"
@@ -350,7 +351,7 @@ class ReaderPool:
     def _leave(self, seat: _Seat) -> None:
         """Frees what a reader that has ended leaves; `close` does so at the end."""
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 return
             process, seat.process = seat.process, None
         if process is not None:
@@ -360,7 +361,7 @@ class ReaderPool:
     def _count(self, died: WorkerError) -> None:
         """Counts a reader that has ended; raises if too many have."""
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 return
             self._restarts += 1
             restarts = self._restarts
@@ -377,7 +378,7 @@ class ReaderPool:
     def _fail(self, error: BaseException) -> None:
         """Makes all tasks, and those to come, raise an error."""
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 return
             self._failure = error
             tasks = [*self._pending, *itertools.chain(*(seat.running for seat in self._seats))]
@@ -390,7 +391,7 @@ class ReaderPool:
         if self._owner != os.getpid():  # after a fork, the readers belong to the parent
             return
         with self._lock:
-            self._closed = True
+            self._closing.set()
             seats = list(self._seats)
             for seat in seats:
                 if seat.process is not None and seat.process.process.poll() is None:

@@ -262,7 +262,9 @@ class Hosts:
             channel.close()
             return
         with self._changed:
-            if join.lends:
+            if self._ended:  # while it introduced itself
+                channel.close()
+            elif join.lends:
                 self._members[join.host] = Member(self.cluster.hosts[join.host], join, channel)
             else:
                 self._waiting.append(channel)
