@@ -78,6 +78,11 @@ class Folder:
                 f"`resume` must be the path of a folder. Received: resume={path!r}. Pass a path "
                 'such as resume="checkpoints".'
             ) from None
+        if not os.fspath(path):
+            raise InvalidArgumentError(
+                "`resume` must be the path of a folder. Received: resume='', which would be the "
+                'current one. Pass a path such as resume="checkpoints", or "." to mean it.'
+            )
         try:
             self.own = self.path / OWN
             self.own.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,12 @@ def _numbers(folder: Folder) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("path", ["", b""])
+def test_an_empty_path_is_not_the_current_folder(path: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="Received: resume='', which would be"):
+        Folder(path)
+
+
 def test_the_newest_two_are_kept(tmp_path: pathlib.Path) -> None:
     folder = _written(tmp_path / "new" / "folder", 12)
     assert _numbers(folder) == [(11, 11), (10, 10)]
