@@ -46,10 +46,10 @@ from nanotf.jobs import (
 )
 from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Owner, Request
+from nanotf.worker.process import write_log
 
 _PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
 _AGENT_SECONDS = 60.0  # for other hosts to end after the first one
-_FULL_DISK_SECONDS = 60.0  # for room to write the final state
 _CHECKPOINTS = "checkpoints"
 
 
@@ -147,15 +147,17 @@ class Supervisor:
         self._state = replace(
             self._state, status=status, phase=phase, failure_reason=reason, ended=record.now()
         )
-        deadline = time.monotonic() + _FULL_DISK_SECONDS
+        is_told = False
         while True:
             try:
                 self._job.write_state(self._state)
                 return
             except OSError as error:
-                if time.monotonic() > deadline:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                say(f"the job's final state cannot be written now: {error}", sys.stderr)
+                if not is_told:
+                    say(f"the job's final state cannot be written now: {error}", sys.stderr)
+                is_told = True
                 time.sleep(_PAUSE)
 
     def _fail(self, text: str, beside_log: str | None = None) -> None:
@@ -340,6 +342,7 @@ def main(arguments: Sequence[str]) -> int:
         owns = os.read(read_end, 1)  # empty if the supervisor ended before
         return 0 if owns else 1
     os.setsid()
+    write_log()  # what it says may not end it, though the disk is full
     try:
         os.close(read_end)
         supervisor = Supervisor(JobFolder(pathlib.Path(folder)))

@@ -117,9 +117,10 @@ class Lock:
                 self._close()
                 self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-            os.ftruncate(self._descriptor, 0)
-            holder = f"process {os.getpid()} on {socket.gethostname()}"
-            os.pwrite(self._descriptor, holder.encode(), 0)
+            with contextlib.suppress(OSError):  # on a full disk it names nobody
+                os.ftruncate(self._descriptor, 0)
+                holder = f"process {os.getpid()} on {socket.gethostname()}"
+                os.pwrite(self._descriptor, holder.encode(), 0)
         except BlockingIOError:
             said = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
             self._close()

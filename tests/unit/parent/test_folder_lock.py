@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import shutil
@@ -81,3 +82,16 @@ def test_a_child_that_lives_longer_holds_nothing(tmp_path: pathlib.Path) -> None
     os.close(end)
     os.close(wait)
     os.wait()
+
+
+def test_a_full_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock holds; it names nobody."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = FolderLock(tmp_path, tmp_path / "lock")
+    with pytest.raises(InvalidArgumentError, match="which another process uses"):
+        FolderLock(tmp_path, tmp_path / "lock")
+    lock.release()
