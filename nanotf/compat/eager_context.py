@@ -21,6 +21,8 @@ from tensorflow.python.eager import record as recorder
 from tensorflow.python.framework import op_callbacks, ops
 from tensorflow.python.ops import gen_resource_variable_ops
 
+from nanotf.compat import graphs
+
 
 def seeds() -> tuple[int, Any] | None:
     """Returns the seed given to `tf.random.set_seed` and the state of the operation seeds.
@@ -55,9 +57,7 @@ def forget_kernels() -> None:
     """
     here = context.context()
     for name in here.list_function_names():
-        if any(
-            {"seed", "seed2"} <= set(node.attr) for node in here.get_function_def(name).node_def
-        ):
+        if any(map(graphs.draws, here.get_function_def(name).node_def)):
             return
     here.clear_kernel_cache()
 

@@ -46,8 +46,13 @@ def drawing(definition: Any) -> Iterator[Any]:
     another graph, and in another process.
     """
     for node in nodes_of(definition):
-        if {"seed", "seed2"} <= set(node.attr):
+        if draws(node):
             yield node
+
+
+def draws(node: Any) -> bool:
+    """Returns True for an operation that draws from a state of its own, see `drawing`."""
+    return {"seed", "seed2"} <= set(node.attr)
 
 
 class SideEffects:

@@ -182,7 +182,7 @@ def _sole_feeder(what: Feed) -> Iterator[None]:
     """Keeps other feeders away from the channel, so that FIFOs left behind can be replaced."""
     try:
         lock = files.Lock(what.pipe_dir / f".{what.channel}-feeder-lock")
-    except files.Held as held:
+    except files.LockHeld as held:
         raise InvalidArgumentError(
             f"A channel must have one feeder. Received: channel={what.channel!r}, which {held} "
             f"feeds in {what.pipe_dir}. Stop it, or choose another folder."

@@ -25,7 +25,7 @@ class FolderLock:
         self._lock: files.Lock | None = None
         try:
             self._lock = files.Lock(file)
-        except files.Held as held:
+        except files.LockHeld as held:
             here = f"process {os.getpid()} on "
             mine = f"another fit in this process (pid {os.getpid()})"
             who = mine if str(held).startswith(here) else str(held)

@@ -36,7 +36,7 @@ from nanotf.shipping import heap, user_modules
 _MISSING = object()
 
 
-class Kind(NamedTuple):
+class ContentKind(NamedTuple):
     """Operations on the contents of objects of a kind.
 
     Args:
@@ -144,36 +144,38 @@ def _as_text(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
-_LIST = Kind(list, _put_items, _same_items)
-_DICT = Kind(dict, _put_items, same_names)
-_INSTANCE = Kind(attributes_of, _put_attributes, same_names)
-_CONTAINER = Kind(_take_both, _put_both, _same_both)
-_FUNCTION = Kind(_globals_of, lambda f, values: f.__globals__.update(values), same_names)
-_CELL = Kind(_value_of, _put_value, _same_items)
+_LIST = ContentKind(list, _put_items, _same_items)
+_DICT = ContentKind(dict, _put_items, same_names)
+_INSTANCE = ContentKind(attributes_of, _put_attributes, same_names)
+_CONTAINER = ContentKind(_take_both, _put_both, _same_both)
+_FUNCTION = ContentKind(_globals_of, lambda f, values: f.__globals__.update(values), same_names)
+_CELL = ContentKind(_value_of, _put_value, _same_items)
 
-_BY_TYPE: dict[type, Kind] = {
+_BY_TYPE: dict[type, ContentKind] = {
     list: _LIST,
     collections.deque: _LIST,
     dict: _DICT,
     collections.OrderedDict: _DICT,
     collections.defaultdict: _DICT,
     collections.Counter: _DICT,
-    set: Kind(set, _put_items, lambda one, other: set(map(id, one)) == set(map(id, other))),
-    bytearray: Kind(bytes, lambda target, value: target.__setitem__(slice(None), value), _equal),
-    np.ndarray: Kind(
+    set: ContentKind(set, _put_items, lambda one, other: set(map(id, one)) == set(map(id, other))),
+    bytearray: ContentKind(
+        bytes, lambda target, value: target.__setitem__(slice(None), value), _equal
+    ),
+    np.ndarray: ContentKind(
         np.copy, _put_value_at, _equal, lambda array: sha256(array.tobytes()).digest()
     ),
-    np.random.Generator: Kind(
+    np.random.Generator: ContentKind(
         lambda generator: generator.bit_generator.state,
         lambda generator, state: setattr(generator.bit_generator, "state", state),
         _as_text,
     ),
-    np.random.RandomState: Kind(
+    np.random.RandomState: ContentKind(
         lambda generator: generator.get_state(legacy=False),
         lambda generator, state: generator.set_state(state),
         _as_text,
     ),
-    random.Random: Kind(
+    random.Random: ContentKind(
         lambda generator: generator.getstate(),
         lambda generator, state: generator.setstate(state),
         _equal,
@@ -188,7 +190,7 @@ def _of_object(cls: type, name: str) -> bool:
     return getattr(cls, name, None) is getattr(object, name, None)
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> ContentKind | None:
     """Returns the kind of an object whose contents can be compared and sent; else None."""
     cls = type(value)
     if cls in _BY_TYPE:
@@ -319,7 +321,7 @@ def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
         _of(value).put(value, contents)
 
 
-def _of(value: Any) -> Kind:
+def _of(value: Any) -> ContentKind:
     kind = kind_of(value)
     assert kind is not None, value
     return kind

@@ -90,7 +90,7 @@ def doubting(path: pathlib.Path) -> Iterator[None]:
         raise Damaged(f"{path} is not as nanotf writes it: {why}") from error
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Somebody else has a lock. The text says who, if it is known."""
 
 
@@ -105,7 +105,7 @@ class Lock:
         waits: bool, default False, whether to wait until others have released it.
 
     Raises:
-        Held: Somebody else has it.
+        LockHeld: Somebody else has it.
         OSError: The file cannot be opened, or the file system has no locks.
     """
 
@@ -124,7 +124,7 @@ class Lock:
         except BlockingIOError:
             said = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
             self._close()
-            raise Held(said or "another process") from None
+            raise LockHeld(said or "another process") from None
         except BaseException:
             self._close()
             raise

@@ -161,7 +161,7 @@ def _modules() -> dict[str, types.ModuleType]:
 
 
 class Modules:
-    """The user's modules in a worker, which items import."""
+    """The user's modules in a worker, which the items of a call import."""
 
     def __init__(self) -> None:
         self._names: list[str] = []  # to import before an item, in this order
@@ -191,17 +191,16 @@ class Modules:
         return True
 
 
-class Task:
+class IsolatedFunction:
     """The function of a call in a worker.
 
     Args:
         shipment: `jobs.TaskShipment`.
         block: `Block` or None, holds its arrays.
-        modules: `Modules`.
     """
 
-    def __init__(self, shipment: jobs.TaskShipment, block: Block | None, modules: Modules) -> None:
-        self._shipment, self._block, self._modules = shipment, block, modules
+    def __init__(self, shipment: jobs.TaskShipment, block: Block | None) -> None:
+        self._shipment, self._block, self._modules = shipment, block, Modules()
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         self._contents: Contents | None = None
 

@@ -33,8 +33,7 @@ class ItemSession:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self._modules = isolation.Modules()
-        self._task: isolation.Task | None = None
+        self._task: isolation.IsolatedFunction | None = None
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:
@@ -63,7 +62,7 @@ class ItemSession:
     ) -> Pickled | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
-            self._task = isolation.Task(job.task, shared, self._modules)
+            self._task = isolation.IsolatedFunction(job.task, shared)
         assert self._task is not None, "a worker's first item of a call brings it"
         (item,) = whole.load(job.whole, blocks[-1] if job.has_block else None)
         function, arguments = self._task.begin()

@@ -111,16 +111,6 @@ def write_log() -> None:
         setattr(sys, name, stream)
 
 
-def return_free_memory() -> None:
-    """Gives the system the pages that malloc keeps between what is in use.
-
-    Graphs are many small pieces. Without this, a worker grows with each model that it has dropped.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
-    if trim is not None:
-        trim(0)
-
-
 def bind_memory(numa_node: int | None) -> None:
     """Prefers memory of a NUMA node if libnuma is installed and there are several nodes."""
     if numa_node is None:

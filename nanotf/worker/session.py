@@ -26,7 +26,7 @@ from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
-from nanotf.worker import process, replica, watch
+from nanotf.worker import replica, watch
 from nanotf.worker.ahead import Ahead
 from nanotf.worker.job_failure import job_failed
 from nanotf.worker.loop_run import LoopRun
@@ -139,7 +139,6 @@ class Session:
             if self._dropped_models >= MODELS_PER_CLEARING:
                 self._dropped_models = 0
                 eager_context.forget_kernels()
-            process.return_free_memory()
             self._dropped, self._has_dropped = 0, False
 
     def _failures(self) -> tuple[int, Failure | None]:
