@@ -1,13 +1,15 @@
 """Kills any process of the tree at any moment, starts included; the user's own process excepted.
 
-Each case makes a call, undisturbed first. Then a thread kills, at a random moment of it, a random
-process below this one. The call must end with the undisturbed result, or as the case documents.
+Each case makes a call, undisturbed first: cold, and again with the processes that the first left.
+Then a thread kills, at a random moment of a call, a random process below this one. The call must
+end with the undisturbed result, or as the case documents.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import random
 import signal
@@ -239,25 +241,62 @@ def _folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder)
 
 
-def kills(count: int, seed: int, cases: Sequence[Any] = CASES) -> list[Ended]:
-    """Makes disturbed calls, of the cases in turn."""
-    draw, known, found = random.Random(seed), {}, []
-    for number in range(count):
-        case = cases[number % len(cases)]
+@dataclasses.dataclass(frozen=True)
+class Undisturbed:
+    """What a case does when nobody kills.
+
+    Args:
+        result: list of arrays.
+        cold: float, seconds of a call that starts the processes.
+        warm: float, seconds of a call that finds them.
+    """
+
+    result: Any
+    cold: float
+    warm: float
+
+    @classmethod
+    def of(cls, case: Any) -> Undisturbed:
+        nanotf.shutdown()
         with _folder() as folder:
-            if case not in known:
-                nanotf.shutdown()
-                began = time.monotonic()
-                known[case] = case(folder), time.monotonic() - began
-            if draw.random() < 0.5:
-                nanotf.shutdown()
-            found.append(_disturbed(case, known[case], draw, folder))
+            began = time.monotonic()
+            result = case(folder)
+            cold = time.monotonic() - began
+        with _folder() as folder:
+            began = time.monotonic()
+            case(folder)
+            return cls(result, cold, time.monotonic() - began)
+
+
+def kills(count: int, seed: int, cases: Sequence[Any] = CASES) -> list[Ended]:
+    """Makes disturbed calls, of the cases in turn, until `count` processes are killed.
+
+    A call may be over before its moment; three calls for each kill are the limit.
+    """
+    draw = random.Random(seed)
+    known: dict[Any, Undisturbed] = {}
+    found: list[Ended] = []
+    for case in itertools.islice(itertools.cycle(cases), 3 * count):
+        if sum(bool(ended.killed) for ended in found) == count:
+            break
+        if case not in known:
+            known[case] = Undisturbed.of(case)
+        is_cold = draw.random() < 0.5
+        # After another case, the processes may be of another kind.
+        nanotf.shutdown()
+        if not is_cold:
+            with _folder() as folder:
+                case(folder)
+        moment = draw.uniform(0, known[case].cold if is_cold else known[case].warm)
+        with _folder() as folder:
+            found.append(_disturbed(case, known[case].result, moment, draw, folder))
+            print(found[-1], flush=True)
     return found
 
 
-def _disturbed(case: Any, known: Any, draw: random.Random, folder: pathlib.Path) -> Ended:
-    expected, seconds = known
-    moment = draw.uniform(0, seconds)
+def _disturbed(
+    case: Any, expected: Any, moment: float, draw: random.Random, folder: pathlib.Path
+) -> Ended:
     killer = Killer(moment, draw, _of_job if case in (job, hosts) else _mine)
     began = time.monotonic()
     try:

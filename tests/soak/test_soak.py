@@ -143,5 +143,6 @@ def test_kills_of_any_process() -> None:
     seed = seed_of_today()
     found = anything.kills(_number("NANOTF_SOAK_KILLS", 100), seed)
     print(f"\nNANOTF_SOAK_SEED={seed}\n{anything.table(found)}")
+    assert any(each.killed for each in found)
     wrong = [each for each in found if not each.is_as_documented]
     assert not wrong, "\n".join(map(str, wrong))
