@@ -33,7 +33,7 @@ MB = 200
 def _write(path: pathlib.Path, record_format: str, size: int, count: int) -> None:
     import tensorflow as tf
 
-    from nanotf.data import scanning
+    from nanotf.sagemaker.pipes import scanning
 
     payload = bytes(32 + i % 90 for i in range(size))
     if record_format == "TFRecord":

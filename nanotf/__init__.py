@@ -20,7 +20,7 @@ _HOMES = {
     "get_strategy": "nanotf.region.context",
     "imap": "nanotf.parent.mapping",
     "is_chief": "nanotf.region.context",
-    "job": "nanotf.jobs.job",
+    "job": "nanotf.sagemaker.jobs.job",
     "last_report": "nanotf.parent.report",
     "map": "nanotf.parent.mapping",
     "nano": "nanotf.keras",

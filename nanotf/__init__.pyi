@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from nanotf import data, errors, estimator, keras, optimizers, smp
-from nanotf.jobs.job import job
 from nanotf.keras import (
     Model,
     Sequential,
@@ -24,6 +23,7 @@ from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
 from nanotf.region.checkpoints import CheckpointManager
 from nanotf.region.context import get_strategy, is_chief, rank, size
+from nanotf.sagemaker.jobs.job import job
 from nanotf.tuning.search import search
 
 __all__ = [

@@ -8,8 +8,8 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 
-from nanotf.collectives.mailbox import Mailbox
-from nanotf.collectives.mailbox_owner import MailboxOwner, supervised
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from nanotf.cli.arguments import Parser, add_json, whole_number
 from nanotf.cli.train import add_output, report_end, wait_for
 from nanotf.console import say
 from nanotf.errors import JobError
-from nanotf.jobs import follow, metrics, record
-from nanotf.jobs.record import JobFolder
+from nanotf.sagemaker.jobs import follow, metrics, record
+from nanotf.sagemaker.jobs.record import JobFolder
 
 
 def add_command(commands: Any) -> None:

@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.cli import hosts, ranks
+from nanotf.cli import hosts
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
-from nanotf.smp import alias
+from nanotf.sagemaker.smp import alias, script_ranks
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -70,10 +70,10 @@ class Script:
         Raises:
             NanoError: It cannot run here.
         """
-        size = ranks.number(self.smp, self.num_processes, self.hosts, os.environ)
+        size = script_ranks.number(self.smp, self.num_processes, self.hosts, os.environ)
         if size is not None:
             self._check_file()
-            return ranks.run(self, size)
+            return script_ranks.run(self, size)
         found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
         if isinstance(found, int):
             return found

@@ -11,10 +11,10 @@ from typing import Any
 
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import channels, follow, hyperparameters, launch, metrics, record
-from nanotf.jobs.record import JobFolder, Request, State
-from nanotf.jobs.source import Source
 from nanotf.machine import cluster
+from nanotf.sagemaker.jobs import data_channels, follow, hyperparameters, launch, metrics, record
+from nanotf.sagemaker.jobs.record import JobFolder, Request, State
+from nanotf.sagemaker.jobs.source import Source
 
 STOPPED = 3  # the exit code for a job that was stopped
 
@@ -137,7 +137,7 @@ def _train(parsed: argparse.Namespace) -> int:
         name=parsed.name or record.make_name(pathlib.Path(parsed.script).stem),
         source=Source(parsed.script, parsed.source_dir, tuple(parsed.dependency)),
         hyperparameters=hyperparameters.parse_options(parsed.hyperparameter),
-        channels=tuple(channels.parse_options(parsed.channel)),
+        channels=tuple(data_channels.parse_options(parsed.channel)),
         num_processes=parsed.num_processes,
         hosts=parsed.hosts,
         instances=parsed.instances,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nanotf.console import say
-from nanotf.data.feeding import COMPRESSIONS, RECORD_WRAPPINGS, Feed, feed
 from nanotf.errors import InvalidArgumentError, NanoError
+from nanotf.sagemaker.pipes.channel_feeder import COMPRESSIONS, RECORD_WRAPPINGS, Feed, feed
 
 
 class _Stopped(BaseException):

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from forked_ranks import end_well, forked
 
-from nanotf.collectives.letters import Report, Wait
-from nanotf.collectives.mailbox import Mailbox
-from nanotf.collectives.mailbox_owner import mailboxes
-from nanotf.collectives.waits import Watch, stuck
 from nanotf.errors import (
     CollectiveError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     WorkerDied,
 )
+from nanotf.sagemaker.smp.mailboxes.letters import Report, Wait
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+from nanotf.sagemaker.smp.mailboxes.mailbox_owner import mailboxes
+from nanotf.sagemaker.smp.mailboxes.waits import Watch, stuck
 
 MANY = 400  # letters; far more than any system's queue of datagrams holds
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf import smp
-from nanotf.smp import memory
+from nanotf.sagemaker.smp import memory
 
 LAYERS, ROWS, COLUMNS = 8, 4096, 1024  # 16 MiB each
 

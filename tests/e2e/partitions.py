@@ -20,7 +20,7 @@ from nanotf import smp
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.keras_optimizers import optimizer_variables
 from nanotf.errors import UnavailableError
-from nanotf.smp import runtime, schedule
+from nanotf.sagemaker.smp import runtime, schedule
 
 STEPS, BATCH = 20, 32
 FOLDER, FLOATX, CASES = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]

@@ -23,10 +23,10 @@ from waiting import wait_until
 
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.estimator import TensorFlow
-from nanotf.jobs import follow, launch, record
-from nanotf.jobs.channels import Channel
-from nanotf.jobs.record import JobFolder, Request
-from nanotf.jobs.source import Source
+from nanotf.sagemaker.jobs import follow, launch, record
+from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.source import Source
 
 pytestmark = pytest.mark.own_pool
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from nanotf import smp
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, JobError, ModelError
-from nanotf.smp import runtime
+from nanotf.sagemaker.smp import runtime
 
 pytestmark = pytest.mark.both_generations
 

@@ -25,7 +25,7 @@ from nanotf.errors import (
 )
 from nanotf.machine import topology
 from nanotf.pool import backends
-from nanotf.smp import runtime
+from nanotf.sagemaker.smp import runtime
 
 PROGRAM = pathlib.Path(__file__).with_name("keras_partitions.py")
 

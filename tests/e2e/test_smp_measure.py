@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from nanotf import smp
-from nanotf.smp import cut, measure, runtime
-from nanotf.smp.trace import Traced, trace
+from nanotf.sagemaker.smp import cut, piece_times, runtime
+from nanotf.sagemaker.smp.trace import Traced, trace
 
 L = tf.keras.layers
 
@@ -46,7 +46,7 @@ def test_layers_run_by_themselves() -> None:
     before = model.get_weights()
     traced = _traced(model, rows=8)
     pieces = _layers(traced)
-    found = measure.seconds(traced, pieces, cut.everywhere(traced))
+    found = piece_times.seconds(traced, pieces, cut.everywhere(traced))
     assert found is not None
     assert len(found) == len(pieces) >= 5  # some versions of Keras trace a call's checks apart
     assert all(seconds > 0 for seconds in found)
@@ -57,4 +57,4 @@ def test_layers_run_by_themselves() -> None:
 def test_unknown_shapes_are_not_measured() -> None:
     model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(4), L.Dense(2)])
     traced = _traced(model, rows=None)
-    assert measure.seconds(traced, _layers(traced), cut.everywhere(traced)) is None
+    assert piece_times.seconds(traced, _layers(traced), cut.everywhere(traced)) is None

@@ -28,10 +28,10 @@ import nanotf
 from nanotf import smp
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import NanoError
-from nanotf.jobs import follow, launch, record
-from nanotf.jobs.record import Request
-from nanotf.jobs.source import Source
 from nanotf.keras import nano
+from nanotf.sagemaker.jobs import follow, launch, record
+from nanotf.sagemaker.jobs.record import Request
+from nanotf.sagemaker.jobs.source import Source
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 _EVERY = 0.05  # s, between looks for a process to kill

@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.data import scanning
-from nanotf.data.channels import take_index
 from nanotf.errors import NanoError
-from nanotf.jobs import environment, follow, hyperparameters, metrics, record
-from nanotf.jobs.record import JobFolder, Owner, Request, State
-from nanotf.jobs.source import Source
-from nanotf.jobs.tree import Tree
 from nanotf.machine import shell_state
 from nanotf.parent import auto_cache
 from nanotf.parent.checkpoints import OWN, Folder
 from nanotf.parent.resume import Resumption
 from nanotf.pool.hosts import secret
+from nanotf.sagemaker.jobs import follow, hyperparameters, metrics, record, script_variables
+from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
+from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.tree import Tree
+from nanotf.sagemaker.pipes import scanning
+from nanotf.sagemaker.pipes.pipe_files import take_index
 from nanotf.wire import files
 
 
@@ -229,11 +229,11 @@ def _of_jobs(folder: pathlib.Path) -> list[Reader]:
     tree = Tree(folder / "tree")
     tree.make()
     files.write_json(tree.hyperparameters, hyperparameters.encode({"lr": 0.1, "b": [1, {"c": 2}]}))
-    files.write_json(tree.resources, environment.resource_config(["algo-1"], "algo-1"))
+    files.write_json(tree.resources, script_variables.resource_config(["algo-1"], "algo-1"))
     files.write_json(tree.input_data, {"train": {"TrainingInputMode": "File"}})
 
     def describe() -> object:
-        return environment.variables(tree, "a", environment.Counts(1, 0))
+        return script_variables.variables(tree, "a", script_variables.Counts(1, 0))
 
     reads: dict[pathlib.Path, Callable[[], object]] = {
         found._state: lambda: follow.describe(found),

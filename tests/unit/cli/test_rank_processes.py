@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import nanotf
-from nanotf.cli import ranks
 from nanotf.errors import NanoError
 from nanotf.machine import topology
+from nanotf.sagemaker.smp import script_ranks
 
 ROOT = pathlib.Path(nanotf.__file__).parents[1]
 TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
@@ -36,7 +36,7 @@ TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
     ],
 )
 def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: Any) -> None:
-    assert ranks.number(flag, n, None, environ) == size
+    assert script_ranks.number(flag, n, None, environ) == size
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_wrong_requests(
     flag: bool, n: Any, hosts: str | None, environ: dict[str, str], text: str
 ) -> None:
     with pytest.raises(NanoError, match=text):
-        ranks.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
+        script_ranks.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
 
 
 def _started(

@@ -8,7 +8,7 @@ import pytest
 
 from nanotf import console
 from nanotf.cli import main, train
-from nanotf.jobs import record
+from nanotf.sagemaker.jobs import record
 
 
 @pytest.fixture(autouse=True)

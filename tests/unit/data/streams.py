@@ -8,7 +8,7 @@ import pathlib
 import struct
 from collections.abc import Sequence
 
-from nanotf.data.records import RecordReader
+from nanotf.sagemaker.pipes.records import RecordReader
 
 
 def record_io(payload: bytes, *ends: int) -> bytes:

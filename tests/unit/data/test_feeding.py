@@ -18,10 +18,10 @@ import pytest
 from streams import read_all, record_io
 from waiting import wait_until
 
-from nanotf.data import channels, feeding
 from nanotf.data.feed import main
-from nanotf.data.feeding import Feed, feed
 from nanotf.errors import InvalidArgumentError, RecordError
+from nanotf.sagemaker.pipes import channel_feeder, pipe_files
+from nanotf.sagemaker.pipes.channel_feeder import Feed, feed
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def _feeding(source: pathlib.Path, *options: str) -> Iterator[subprocess.Popen[s
 
 
 def _read(source: pathlib.Path, epoch: int) -> bytes:
-    fd = channels.open_pipe(source.parent / f"pipes/train_{epoch}")
+    fd = pipe_files.open_pipe(source.parent / f"pipes/train_{epoch}")
     with os.fdopen(fd, "rb") as pipe:
         return pipe.read()
 
@@ -69,8 +69,8 @@ def test_sigterm_ends_it_and_removes_its_pipes(source: pathlib.Path) -> None:
         with _feeding(source) as feeder:
             wait_until((source.parent / "pipes/train_1").exists, "the FIFOs are made")
             if opened:
-                os.close(channels.open_pipe(source.parent / "pipes/train_0"))
-                fd = channels.open_pipe(source.parent / "pipes/train_1")
+                os.close(pipe_files.open_pipe(source.parent / "pipes/train_0"))
+                fd = pipe_files.open_pipe(source.parent / "pipes/train_1")
                 assert os.read(fd, 1) == b"a"
             feeder.send_signal(signal.SIGTERM)
             assert feeder.wait(60) == 0
@@ -107,14 +107,14 @@ def test_gzip_and_records_of_whole_files(source: pathlib.Path) -> None:
 def test_a_large_file_becomes_a_multipart_record(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding.scanning, "MAX_PART", 5)
+    monkeypatch.setattr(channel_feeder.scanning, "MAX_PART", 5)
     for size, parts in ((0, 1), (5, 1), (6, 2), (15, 3)):
         (tmp_path / "file").write_bytes(bytes(range(size)))
         with (tmp_path / "file").open("rb") as file:
-            written = list(feeding._as_record(file))
+            written = list(channel_feeder._as_record(file))
         monkeypatch.undo()
         found, _, error = read_all(tmp_path / "pipe", b"".join(written), "RecordIO")
-        monkeypatch.setattr(feeding.scanning, "MAX_PART", 5)
+        monkeypatch.setattr(channel_feeder.scanning, "MAX_PART", 5)
         assert (len(written) // 2, found, error) == (parts, [bytes(range(size))], None)
 
 
@@ -179,36 +179,36 @@ def test_the_feeder_imports_no_tensorflow() -> None:
 
 def test_each_iterator_takes_the_next_index(tmp_path: pathlib.Path) -> None:
     state = tmp_path / "new/state"
-    assert [channels.take_index("train", state) for _ in range(3)] == [0, 1, 2]
-    assert channels.take_index("test", state) == 0
+    assert [pipe_files.take_index("train", state) for _ in range(3)] == [0, 1, 2]
+    assert pipe_files.take_index("test", state) == 0
     with futures.ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: channels.take_index("many", state), range(200)))
+        taken = list(threads.map(lambda _: pipe_files.take_index("many", state), range(200)))
     assert sorted(taken) == list(range(200))
     assert (state / ".train-pipe_mode-state").read_text() == "3"
     assert (state / ".train-pipe_mode-lock").exists()
     (state / ".train-pipe_mode-state").write_text("x")
     with pytest.raises(RecordError, match="index of the next FIFO"):
-        channels.take_index("train", state)
+        pipe_files.take_index("train", state)
 
 
 def test_channels_of_a_job(tmp_path: pathlib.Path) -> None:
     config = tmp_path / "inputdataconfig.json"
-    with pytest.raises(channels.PipeModeDatasetException, match=r"inputdataconfig\.json"):
-        channels.check_channel("train", tmp_path)
+    with pytest.raises(pipe_files.PipeModeDatasetException, match=r"inputdataconfig\.json"):
+        pipe_files.check_channel("train", tmp_path)
     config.write_text(
         json.dumps({"train": {"TrainingInputMode": "pIpE"}, "test": {"TrainingInputMode": "File"}})
     )
-    channels.check_channel("train", tmp_path)
-    with pytest.raises(channels.PipeModeDatasetException, match="Channel test is not a PipeMode"):
-        channels.check_channel("test", tmp_path)
+    pipe_files.check_channel("train", tmp_path)
+    with pytest.raises(pipe_files.PipeModeDatasetException, match="Channel test is not a PipeMode"):
+        pipe_files.check_channel("test", tmp_path)
     text = "Channel x not found in Training Job InputDataConfig"
-    with pytest.raises(channels.PipeModeDatasetException, match=text):
-        channels.check_channel("x", tmp_path)
+    with pytest.raises(pipe_files.PipeModeDatasetException, match=text):
+        pipe_files.check_channel("x", tmp_path)
     config.write_text("[]")
-    with pytest.raises(channels.PipeModeDatasetException, match="an object per channel"):
-        channels.check_channel("train", tmp_path)
+    with pytest.raises(pipe_files.PipeModeDatasetException, match="an object per channel"):
+        pipe_files.check_channel("train", tmp_path)
 
 
 def test_a_pipe_that_never_appears(tmp_path: pathlib.Path) -> None:
     with pytest.raises(RecordError, match=f"File does not exist: {tmp_path}/train_0"):
-        channels.open_pipe(tmp_path / "train_0", wait_seconds=0.1)
+        pipe_files.open_pipe(tmp_path / "train_0", wait_seconds=0.1)

@@ -10,8 +10,8 @@ import pytest
 from streams import crc32c, payloads, read_all, record_io, tf_record
 
 from nanotf.collectives import native_library, native_status
-from nanotf.data import records, scanning
 from nanotf.errors import InvalidArgumentError, RecordError
+from nanotf.sagemaker.pipes import records, scanning
 
 needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 

@@ -14,12 +14,13 @@ from nanotf.errors import (
     NanoError,
     UnavailableError,
 )
-from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput, arguments
-from nanotf.estimator.inputs import as_channels
-from nanotf.jobs import launch
-from nanotf.jobs.channels import Channel
-from nanotf.jobs.metrics import Metric
-from nanotf.jobs.record import JobFolder, Request
+from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput
+from nanotf.sagemaker.estimator import estimator_arguments
+from nanotf.sagemaker.estimator.training_inputs import as_channels
+from nanotf.sagemaker.jobs import launch
+from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.metrics import Metric
+from nanotf.sagemaker.jobs.record import JobFolder, Request
 
 ACCURACY = {"Name": "val:acc", "Regex": "val_accuracy: ([0-9.]+)"}
 
@@ -35,7 +36,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Re
         return JobFolder(pathlib.Path(output) / request.name)
 
     monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(arguments, "_has_told", False)
+    monkeypatch.setattr(estimator_arguments, "_has_told", False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return found
@@ -78,7 +79,7 @@ def test_old_names_and_one_line(requests: list[Request], caplog: pytest.LogCaptu
 
 
 def test_names_that_matter_in_the_cloud_alone(requests: list[Request]) -> None:
-    names = dict.fromkeys(arguments.WITHOUT_EFFECT, "x")
+    names = dict.fromkeys(estimator_arguments.WITHOUT_EFFECT, "x")
     assert _fit(requests, model_dir=False, **names).hyperparameters == {}
 
 

@@ -7,9 +7,9 @@ import pathlib
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import channels, remote
-from nanotf.jobs.channels import Channel
-from nanotf.jobs.tree import Tree
+from nanotf.sagemaker.jobs import addresses, data_channels
+from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.tree import Tree
 
 
 def _tree(base: pathlib.Path) -> Tree:
@@ -20,7 +20,7 @@ def _tree(base: pathlib.Path) -> Tree:
 
 def test_options() -> None:
     text = "train=./a,b=c/d,mode=Pipe,shuffle=7,compression=Gzip,record-wrapping=RecordIO"
-    assert channels.parse_options(["test=s3://b/t", text]) == [
+    assert data_channels.parse_options(["test=s3://b/t", text]) == [
         Channel("test", "s3://b/t"),
         Channel("train", "./a,b=c/d", "Pipe", None, compression="Gzip", wrapping="RecordIO",
                 shuffle=7),
@@ -39,7 +39,7 @@ def test_options() -> None:
 )
 def test_wrong_options(options: list[str], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
-        channels.parse_options(options)
+        data_channels.parse_options(options)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_folder_is_linked(tmp_path: pathlib.Path) -> None:
     (tmp_path / "data/x.txt").write_text("x")
     tree = _tree(tmp_path / "ml")
     channel = Channel("train", f"file://{tmp_path}/data")
-    assert channels.provide(channel, tree, tmp_path / "downloads") == tmp_path / "data"
+    assert data_channels.provide(channel, tree, tmp_path / "downloads") == tmp_path / "data"
     assert (tree.data / "train/x.txt").read_text() == "x"
     assert (tree.data / "train").is_symlink()
 
@@ -84,16 +84,16 @@ def test_a_folder_is_linked(tmp_path: pathlib.Path) -> None:
 def test_a_file_is_in_a_folder_of_its_own(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x.csv").write_text("1,2")
     tree = _tree(tmp_path / "ml")
-    channels.provide(Channel("train", str(tmp_path / "x.csv")), tree, tmp_path / "downloads")
+    data_channels.provide(Channel("train", str(tmp_path / "x.csv")), tree, tmp_path / "downloads")
     assert [path.name for path in (tree.data / "train").iterdir()] == ["x.csv"]
 
 
 def test_pipes_get_a_feeder_instead_of_a_link(tmp_path: pathlib.Path) -> None:
     tree = _tree(tmp_path / "ml")
     channel = Channel("a", str(tmp_path), "Pipe", shuffle=7, compression="Gzip")
-    source = channels.provide(channel, tree, tmp_path / "downloads")
+    source = data_channels.provide(channel, tree, tmp_path / "downloads")
     assert list(tree.data.iterdir()) == []
-    assert channels.feeder_arguments(channel, source, tree) == [
+    assert data_channels.feeder_arguments(channel, source, tree) == [
         *("nanotf.data.feed", "--source", str(tmp_path), "--pipe-dir", str(tree.data)),
         *("--channel", "a", "--shuffle", "7", "--compression", "Gzip"),
     ]
@@ -107,12 +107,12 @@ def test_remote_data_are_copied_once(tmp_path: pathlib.Path) -> None:
     channel.check()
     for host in ("algo-1", "algo-2"):
         tree = _tree(tmp_path / host)
-        channels.provide(channel, tree, tmp_path / "downloads")
+        data_channels.provide(channel, tree, tmp_path / "downloads")
         assert (tree.data / "train/a.txt").read_text() == "a"
         assert (tree.data / "train/sub/b.txt").read_text() == "b"
         if memory.exists("/jobs"):
             memory.rm("/jobs", recursive=True)
-    remote.upload(tmp_path / "downloads/train/a.txt", "memory://results/x/a.txt")
+    addresses.upload(tmp_path / "downloads/train/a.txt", "memory://results/x/a.txt")
     assert memory.cat("/results/x/a.txt") == b"a"
     memory.rm("/results", recursive=True)
 

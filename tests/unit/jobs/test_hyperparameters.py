@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.jobs import hyperparameters
+from nanotf.sagemaker.jobs import hyperparameters
 
 VALUES = {
     "epochs": 10,

@@ -11,8 +11,8 @@ import pytest
 
 import nanotf
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import environment, hyperparameters
-from nanotf.jobs.tree import Tree
+from nanotf.sagemaker.jobs import hyperparameters, script_variables
+from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.wire import files
 
 VALUES = {"epochs": 3, "lr": 1, "opt": "adam", "augment": "False", "sagemaker_program": "t.py"}
@@ -24,7 +24,9 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     tree = Tree(tmp_path)
     tree.make()
     files.write_json(tree.hyperparameters, hyperparameters.encode(VALUES))
-    files.write_json(tree.resources, environment.resource_config(["algo-2", "algo-1"], "algo-1"))
+    files.write_json(
+        tree.resources, script_variables.resource_config(["algo-2", "algo-1"], "algo-1")
+    )
     files.write_json(tree.input_data, {"train": {"TrainingInputMode": "File"}})
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     return tree
@@ -75,7 +77,9 @@ def test_only_one_process_is_the_chief(tree: Tree, monkeypatch: pytest.MonkeyPat
     assert not nanotf.job().is_chief
     monkeypatch.setenv("NANOTF_RANK", "0")
     assert nanotf.job().is_chief
-    files.write_json(tree.resources, environment.resource_config(["algo-2", "algo-1"], "algo-2"))
+    files.write_json(
+        tree.resources, script_variables.resource_config(["algo-2", "algo-1"], "algo-2")
+    )
     assert not nanotf.job().is_chief
 
 

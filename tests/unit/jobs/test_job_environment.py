@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nanotf.jobs import environment, hyperparameters
-from nanotf.jobs.environment import Counts
-from nanotf.jobs.tree import Tree
+from nanotf.sagemaker.jobs import hyperparameters, script_variables
+from nanotf.sagemaker.jobs.script_variables import Counts
+from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.wire import files
 
 VALUES = {
@@ -93,21 +93,21 @@ def _tree(base: pathlib.Path, **resources: Any) -> Tree:
     tree = Tree(base)
     tree.make()
     files.write_json(tree.hyperparameters, hyperparameters.encode(VALUES))
-    configuration = environment.resource_config(["algo-2", "algo-1"], "algo-2")
+    configuration = script_variables.resource_config(["algo-2", "algo-1"], "algo-2")
     files.write_json(tree.resources, configuration | resources)
     files.write_json(tree.input_data, CHANNELS)
     return tree
 
 
 def test_variables(tmp_path: pathlib.Path) -> None:
-    found = environment.variables(_tree(tmp_path), "job-1", Counts(3, 0))
+    found = script_variables.variables(_tree(tmp_path), "job-1", Counts(3, 0))
     training = found.pop("SM_TRAINING_ENV")
     assert found == {n: v.replace("BASE", str(tmp_path)) for n, v in EXPECTED.items()}
     assert training == json.dumps(json.loads(training), sort_keys=True, separators=(",", ":"))
 
 
 def test_the_description_of_the_training_environment(tmp_path: pathlib.Path) -> None:
-    found = environment.variables(_tree(tmp_path), "job-1", Counts(3, 0))
+    found = script_variables.variables(_tree(tmp_path), "job-1", Counts(3, 0))
     training = json.loads(found["SM_TRAINING_ENV"])
     assert training["hyperparameters"] == json.loads(EXPECTED["SM_HPS"])
     assert training["channel_input_dirs"]["train"] == f"{tmp_path}/input/data/train"
@@ -129,14 +129,14 @@ def test_the_description_of_the_training_environment(tmp_path: pathlib.Path) -> 
 
 def test_topology_only_if_there_is_one(tmp_path: pathlib.Path) -> None:
     tree = _tree(tmp_path, topology={"rack": 1})
-    found = environment.variables(tree, "job-1", Counts(1, 0))
+    found = script_variables.variables(tree, "job-1", Counts(1, 0))
     assert found["SM_TOPOLOGY"] == '{"rack":1}'
 
 
 def test_files_without_optional_keys(tmp_path: pathlib.Path) -> None:
     tree = _tree(tmp_path)
     files.write_json(tree.resources, {"current_host": "a", "hosts": ["a"]})
-    found = environment.variables(tree, "job-1", Counts(1, 0))
+    found = script_variables.variables(tree, "job-1", Counts(1, 0))
     assert found["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert found["SM_CURRENT_INSTANCE_GROUP"] == "homogeneousCluster"
     assert found["SM_INSTANCE_GROUPS"] == "[]"
@@ -149,10 +149,10 @@ def test_files_without_optional_keys(tmp_path: pathlib.Path) -> None:
      '{"a":[1,2],"b":1}')],
 )  # fmt: skip
 def test_values(value: Any, text: str) -> None:
-    assert environment.format_value(value) == text
+    assert script_variables.format_value(value) == text
 
 
 def test_counts_are_those_of_usable_cores() -> None:
     from nanotf.machine.cpus import describe_machine
 
-    assert environment.count_cpus() == len(describe_machine().usable_cores())
+    assert script_variables.count_cpus() == len(describe_machine().usable_cores())

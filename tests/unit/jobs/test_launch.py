@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
-from nanotf.jobs import launch
-from nanotf.jobs.channels import Channel
-from nanotf.jobs.metrics import Metric
-from nanotf.jobs.record import JobFolder, Request
-from nanotf.jobs.source import Source, command, shown
 from nanotf.machine.interpreter import nanotf_command
+from nanotf.sagemaker.jobs import launch
+from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.metrics import Metric
+from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.source import Source, command, shown
 from nanotf.wire import files
 
 

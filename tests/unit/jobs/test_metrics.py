@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.jobs import metrics
-from nanotf.jobs.metrics import Finder, Metric
+from nanotf.sagemaker.jobs import metrics
+from nanotf.sagemaker.jobs.metrics import Finder, Metric
 
 ACCURACY = Metric("val:acc", r"val_accuracy: ([0-9.]+)")
 

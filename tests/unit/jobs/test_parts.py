@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from nanotf.jobs import launch, parts, programs
-from nanotf.jobs.parts import Part
-from nanotf.jobs.record import Request
-from nanotf.jobs.source import Source
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
+from nanotf.sagemaker.jobs import commands, launch, simulated_hosts
+from nanotf.sagemaker.jobs.record import Request
+from nanotf.sagemaker.jobs.simulated_hosts import Part
+from nanotf.sagemaker.jobs.source import Source
 
 # Two NUMA nodes with two cores of two hyper-threads: cores 0 to 3, siblings 4 to 7.
 CPUS = tuple(LogicalCpu(n, n % 4, numa_node=n % 4 // 2) for n in range(8))
@@ -22,40 +22,46 @@ CPUS = tuple(LogicalCpu(n, n % 4, numa_node=n % 4 // 2) for n in range(8))
 
 def test_hosts_get_whole_cores_of_their_own() -> None:
     machine = Machine(CPUS)
-    assert parts.divide(2, 1, machine) == [
+    assert simulated_hosts.divide(2, 1, machine) == [
         Part(2, frozenset({0, 1, 4, 5})),
         Part(2, frozenset({2, 3, 6, 7})),
     ]
-    assert parts.divide(3, 1, machine)[2].cores == 1  # equal shares; a core is left over
+    assert simulated_hosts.divide(3, 1, machine)[2].cores == 1  # equal shares; a core is left over
 
 
 def test_one_host_has_all_cores_and_is_not_bound() -> None:
-    assert parts.divide(1, 2, Machine(CPUS)) == [Part(4)]
+    assert simulated_hosts.divide(1, 2, Machine(CPUS)) == [Part(4)]
 
 
 def test_a_mask_is_divided() -> None:
     """The mask holds core 1 without its sibling."""
     machine = Machine(CPUS, affinity=frozenset({0, 4, 1}))
-    assert [part.mask for part in parts.divide(2, 1, machine)] == [{0, 4}, {1}]
+    assert [part.mask for part in simulated_hosts.divide(2, 1, machine)] == [{0, 4}, {1}]
 
 
 def test_hosts_share_cores_if_there_are_too_few() -> None:
     machine = Machine(CPUS, affinity=frozenset({0, 1, 2}))
-    assert [part.mask for part in parts.divide(2, 2, machine)] == [{0, 1}, {2, 0}]
-    assert [part.mask for part in parts.divide(5, 1, machine)] == [{0}, {1}, {2}, {0}, {1}]
+    assert [part.mask for part in simulated_hosts.divide(2, 2, machine)] == [{0, 1}, {2, 0}]
+    assert [part.mask for part in simulated_hosts.divide(5, 1, machine)] == [
+        {0},
+        {1},
+        {2},
+        {0},
+        {1},
+    ]
 
 
 def test_a_share_that_fits_no_node_still_has_a_core_for_each_worker() -> None:
     """On nodes of 19 and 21 cores, four shares of 9 straddle no node. Ten workers need 10 cores."""
     machine = Machine(tuple(LogicalCpu(n, n, numa_node=int(n >= 19)) for n in range(40)))
     for workers, cores in ((9, 9), (10, 10)):
-        assert [part.cores for part in parts.divide(4, workers, machine)] == [cores] * 4
+        assert [part.cores for part in simulated_hosts.divide(4, workers, machine)] == [cores] * 4
 
 
 def test_a_quota_binds_to_no_particular_cores() -> None:
     machine = Machine(CPUS, quota=2.0)
-    assert parts.divide(2, 1, machine) == [Part(1), Part(1)]
-    assert parts.divide(2, 2, machine) == [Part(2), Part(2)]
+    assert simulated_hosts.divide(2, 1, machine) == [Part(1), Part(1)]
+    assert simulated_hosts.divide(2, 2, machine) == [Part(2), Part(2)]
 
 
 def test_scripts_of_simulated_hosts_see_their_own_cores(
@@ -70,17 +76,17 @@ def test_scripts_of_simulated_hosts_see_their_own_cores(
     )
     (tmp_path / "train.py").write_text(code)
     # Without `nanotf run`, which would wait for the other host.
-    monkeypatch.setattr(programs.source, "command", lambda *_: [sys.executable, "train.py"])
+    monkeypatch.setattr(commands.source, "command", lambda *_: [sys.executable, "train.py"])
     request = Request("a", Source(str(tmp_path / "train.py")), instances=2)
     job = launch.start(request, tmp_path / "jobs")
     before = os.sched_getaffinity(0)
     found = []
-    for program in programs.begin(job, request, sys.executable, []):
+    for program in commands.begin(job, request, sys.executable, []):
         said, errors = program.process.communicate(timeout=60)
         assert program.process.returncode == 0, errors
         found.append(json.loads(said))
     assert os.sched_getaffinity(0) == before
-    expected = parts.divide(2, 1, machine)
+    expected = simulated_hosts.divide(2, 1, machine)
     assert [(int(count), set(mask)) for count, *mask in found] == [
         (part.cores, part.mask) for part in expected
     ]
@@ -98,6 +104,6 @@ def test_a_host_that_cannot_have_its_workers_is_refused(tmp_path: pathlib.Path) 
 def test_a_process_is_born_bound() -> None:
     mask = frozenset(list(os.sched_getaffinity(0))[:1])
     code = "import os; print(*os.sched_getaffinity(0))"
-    with parts.bound(Part(1, mask)):
+    with simulated_hosts.bound(Part(1, mask)):
         said = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert {int(cpu) for cpu in said.split()} == mask

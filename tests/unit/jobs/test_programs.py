@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nanotf.jobs import launch, programs
-from nanotf.jobs.environment import Counts
-from nanotf.jobs.record import Request
-from nanotf.jobs.source import Source
+from nanotf.sagemaker.jobs import commands, launch
+from nanotf.sagemaker.jobs.record import Request
+from nanotf.sagemaker.jobs.script_variables import Counts
+from nanotf.sagemaker.jobs.source import Source
 
 
 def test_options_of_nanotf_run() -> None:
     def options(**changes: Any) -> list[str] | None:
-        return programs.run_options(Request("a", Source("t.py"), **changes))
+        return commands.run_options(Request("a", Source("t.py"), **changes))
 
     assert options() is None  # plain Python
     assert options(num_processes="2") == ["-n", "2"]
@@ -36,7 +36,7 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
 
     def names(hosts: str | None) -> set[str]:
         wanted = dataclasses.replace(request, hosts=hosts)
-        return set(programs.variables(job, wanted, "algo-1", Counts(1, 0)))
+        return set(commands.variables(job, wanted, "algo-1", Counts(1, 0)))
 
     assert names(None) - names("h1,h2") == {
         "TRAINING_JOB_ARN",
@@ -46,14 +46,14 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
 
 def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = programs.python_path(pathlib.Path("/code")).split(os.pathsep)
+    found = commands.python_path(pathlib.Path("/code")).split(os.pathsep)
     assert found[:2] == ["/code", "/mine"]
 
 
 def test_simulated_hosts_find_each_other() -> None:
     """`nanotf run` reads these variables."""
-    found = programs.variables_of_hosts(["algo-1", "algo-2"])
+    found = commands.variables_of_hosts(["algo-1", "algo-2"])
     assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
     assert int(found["NANOTF_PORT"]) > 0
     assert len(found["NANOTF_SECRET"]) == 64
-    assert programs.variables_of_hosts(["algo-1"]) == {}
+    assert commands.variables_of_hosts(["algo-1"]) == {}

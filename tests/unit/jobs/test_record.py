@@ -14,11 +14,11 @@ import pytest
 
 from nanotf.cli import main
 from nanotf.errors import InvalidArgumentError, JobError
-from nanotf.jobs import record
-from nanotf.jobs.channels import Channel
-from nanotf.jobs.metrics import Metric
-from nanotf.jobs.record import JobFolder, Owner, Request, State
-from nanotf.jobs.source import Source
+from nanotf.sagemaker.jobs import record
+from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.metrics import Metric
+from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
+from nanotf.sagemaker.jobs.source import Source
 from nanotf.wire import files
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from nanotf.errors import JobError
-from nanotf.jobs import failure, follow, launch, record, supervisor
-from nanotf.jobs.record import JobFolder, Request, State
-from nanotf.jobs.source import Source
-from nanotf.jobs.supervisor import Supervisor
+from nanotf.sagemaker.jobs import failure, follow, launch, record, supervisor
+from nanotf.sagemaker.jobs.record import JobFolder, Request, State
+from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.supervisor import Supervisor
 
 
 def _full(*_: Any, **__: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanotf.smp import advice, runtime
-from nanotf.smp.times import Execution, Interval
+from nanotf.sagemaker.smp import advice, runtime
+from nanotf.sagemaker.smp.times import Execution, Interval
 
 MS = 1_000_000
 

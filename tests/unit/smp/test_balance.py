@@ -8,7 +8,7 @@ import random
 import pytest
 
 from nanotf.errors import ModelError
-from nanotf.smp.balance import TOLERANCE, Piece, divide
+from nanotf.sagemaker.smp.balance import TOLERANCE, Piece, divide
 
 
 def _largest(pieces: list[Piece], parts: list[int]) -> int:

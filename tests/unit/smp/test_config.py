@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nanotf.errors import NanoError, UnavailableError
-from nanotf.smp import config
+from nanotf.sagemaker.smp import config
 
 
 def test_defaults() -> None:

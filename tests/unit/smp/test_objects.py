@@ -11,10 +11,10 @@ import pytest
 from forked_ranks import end_well, forked
 
 from nanotf import smp
-from nanotf.collectives.mailbox import Mailbox
 from nanotf.errors import CollectiveError, InvalidArgumentError, ShippingError, WorkerDied
-from nanotf.smp import replicas, runtime
-from nanotf.smp.ranks import CommGroup, RankType
+from nanotf.sagemaker.smp import replicas, runtime
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+from nanotf.sagemaker.smp.rank_groups import CommGroup, RankType
 
 GROUPS = {"cluster": ([0, 1], [0, 2]), "spread": ([0, 2], [0, 1])}  # of rank 0
 

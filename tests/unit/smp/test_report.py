@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from nanotf.errors import JobError, NanoError, UnavailableError
-from nanotf.smp import report, runtime
-from nanotf.smp.rank_report import RankReport
-from nanotf.smp.report import Report, last_report
-from nanotf.smp.schedule import Kind
-from nanotf.smp.times import Block, Execution, Interval
+from nanotf.sagemaker.smp import runtime, step_report
+from nanotf.sagemaker.smp.rank_report import RankReport
+from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.step_report import Report, last_report
+from nanotf.sagemaker.smp.times import Block, Execution, Interval
 
 MS, MIB = 1_000_000, 2**20
 
@@ -65,8 +65,8 @@ def test_picture(suffix: str, tmp_path: pathlib.Path) -> None:
 def test_picture_without_matplotlib(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "nanotf.smp.report_chart", raising=False)
-    monkeypatch.delattr("nanotf.smp.report_chart", raising=False)
+    monkeypatch.delitem(sys.modules, "nanotf.sagemaker.smp.step_chart", raising=False)
+    monkeypatch.delattr("nanotf.sagemaker.smp.step_chart", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(NanoError, match="pip install matplotlib"):
         _report().plot(tmp_path / "pipeline.png")
@@ -74,7 +74,7 @@ def test_picture_without_matplotlib(
 
 def test_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_config", None)
-    monkeypatch.setattr(report, "_of_workers", None)
+    monkeypatch.setattr(step_report, "_of_workers", None)
     monkeypatch.setattr(runtime, "called", {})
     runtime.init({"partitions": 1})
     with pytest.raises(JobError, match="before a step"):

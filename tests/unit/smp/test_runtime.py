@@ -11,7 +11,7 @@ import pytest
 
 from nanotf import smp
 from nanotf.errors import JobError, NanoError
-from nanotf.smp import alias, runtime
+from nanotf.sagemaker.smp import alias, runtime
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from nanotf.smp.config import check
-from nanotf.smp.schedule import Action, Kind, actions
+from nanotf.sagemaker.smp.config import check
+from nanotf.sagemaker.smp.schedule import Action, Kind, actions
 
 
 def _text(partition: int, **config: object) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nanotf.smp import times
-from nanotf.smp.config import Config, load
-from nanotf.smp.schedule import Kind
-from nanotf.smp.times import Label, Times
+from nanotf.sagemaker.smp import times
+from nanotf.sagemaker.smp.config import Config, load
+from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.times import Label, Times
 
 
 @pytest.fixture

@@ -1,0 +1,11 @@
+"""What is shaped after SageMaker: jobs, its estimator, Pipe mode, its model-parallel API.
+
+A wing beside the core: it builds on the core's packages, and none of them imports it. Users import
+`nanotf.estimator`, `nanotf.smp`, `nanotf.data` and `nanotf.job`; `cli` has the commands.
+
+- `jobs/`: a script with hyperparameters, data channels and a folder, owned by a detached process.
+- `estimator/`: SageMaker's estimator, for such jobs.
+- `pipes/`: datasets of records from FIFOs, and the feeder that writes them.
+- `smp/`: steps in microbatches, models in partitions, ranks and their mailboxes.
+- `padding.py`: batches of one shape, for code that XLA compiles.
+"""

@@ -1,0 +1,290 @@
+"""The estimator: SageMaker's constructor, `fit` and `attach`, for jobs on this machine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from nanotf.errors import InvalidArgumentError, UnavailableError
+from nanotf.sagemaker.estimator import estimator_arguments as names
+from nanotf.sagemaker.estimator.training_inputs import as_channels
+from nanotf.sagemaker.estimator.training_job import TrainingJob
+from nanotf.sagemaker.jobs import addresses, launch, record
+from nanotf.sagemaker.jobs import hyperparameters as texts
+from nanotf.sagemaker.jobs.metrics import Metric
+from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.source import Source
+
+_CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
+
+
+class TensorFlow:
+    """Runs a training script as jobs on this machine, with the arguments of SageMaker's estimator.
+
+    Arguments that only matter in the cloud (`role`, `framework_version`, `image_uri`, ...; see
+    the guide) have no effect. Names of the SDK's version 1 (`train_instance_count`, ...) work.
+
+    Args:
+        entry_point: str, the script. With `source_dir`, relative to it.
+        source_dir: str or None, a folder or `.tar.gz` that becomes the code; None copies the
+            script alone.
+        dependencies: sequence of paths that are copied beside the script.
+        hyperparameters: mapping of name and value; the script's arguments.
+        model_dir: str, None or False, the hyperparameter `model_dir`. None passes a folder of the
+            job, False passes no such hyperparameter.
+        output_path: path or address, default `NANOTF_JOBS`, else `./jobs`. A path is the folder of
+            jobs. A remote one (`s3://`) receives the archives.
+        base_job_name: str or None, the first part of jobs' names; default that of the script.
+        instance_count: int, default 1; more simulate as many hosts on this machine.
+        instance_type: "local".
+        distribution: mapping or None; every kind becomes synchronous workers.
+        num_processes: int, "auto" or None, workers on each host. Default as `distribution` says;
+            without both the script runs in plain Python.
+        max_run: float or None, seconds after which the script is stopped; default no limit.
+        input_mode: "File" (default), "FastFile" or "Pipe".
+        metric_definitions: sequence of dicts with "Name" and "Regex".
+        environment: mapping of variables for the script.
+        checkpoint_s3_uri: path, address or None; where checkpoints are kept.
+        checkpoint_local_path: str or None. The script finds its checkpoints by
+            `nanotf.job().checkpoint_dir`.
+        **arguments: others of SageMaker's.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
+        UnavailableError: An argument asks for another machine, or for what nanotf does not have.
+    """
+
+    def __init__(
+        self,
+        *,
+        entry_point: str | os.PathLike[str],
+        source_dir: str | os.PathLike[str] | None = None,
+        dependencies: Sequence[str | os.PathLike[str]] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        model_dir: str | bool | None = None,
+        output_path: str | os.PathLike[str] | None = None,
+        base_job_name: str | None = None,
+        num_processes: int | str | None = None,
+        environment: Mapping[str, str] | None = None,
+        input_mode: str = "File",
+        checkpoint_s3_uri: str | os.PathLike[str] | None = None,
+        checkpoint_local_path: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        given = names.modernize(arguments)
+        self.instance_count: int = given.pop("instance_count", 1) or 1
+        self.instance_type: str = given.pop("instance_type", "local")
+        self.max_run: float | None = given.pop("max_run", None)
+        self.metric_definitions = list(given.pop("metric_definitions", None) or ())
+        self.distribution = dict(given.pop("distribution", None) or {})
+        names.check_unknown(given)
+        names.check_instance_type(self.instance_type)
+        self._metrics = tuple(_metric(each) for each in self.metric_definitions)
+        self._workers = names.read_distribution(self.distribution, self.instance_count)
+        self.entry_point = os.fspath(entry_point)
+        self.source_dir = None if source_dir is None else os.fspath(source_dir)
+        self.dependencies = tuple(os.fspath(path) for path in dependencies or ())
+        self._hyperparameters = dict(hyperparameters or {})
+        texts.encode(self._hyperparameters)
+        self.model_dir = model_dir
+        self.output_path = None if output_path is None else os.fspath(output_path)
+        self.base_job_name = base_job_name
+        self.num_processes = num_processes
+        self.environment = dict(environment or {})
+        self.input_mode = input_mode
+        self.checkpoint_s3_uri = checkpoint_s3_uri
+        self.checkpoint_local_path = checkpoint_local_path
+        self.jobs: list[TrainingJob] = []
+        self.latest_training_job: TrainingJob | None = None
+
+    # ---------------------------------------------------------------- hyperparameters
+    def hyperparameters(self) -> dict[str, Any]:
+        """Returns the hyperparameters of the next job."""
+        return dict(self._hyperparameters)
+
+    def set_hyperparameters(self, **values: Any) -> None:
+        """Sets hyperparameters of the next job."""
+        texts.encode(values)
+        self._hyperparameters.update(values)
+
+    # ---------------------------------------------------------------- jobs
+    def fit(
+        self,
+        inputs: Any = None,
+        wait: bool = True,
+        logs: bool | str = True,
+        job_name: str | None = None,
+        experiment_config: Any = None,
+    ) -> None:
+        """Runs the script as a job.
+
+        Args:
+            inputs: None, one source for the channel "training", or a dict of channel names and
+                sources: paths, `file://`, `s3://`, or `TrainingInput`.
+            wait: bool, default True; waits for the job's end.
+            logs: bool or str, default True; prints the log while it waits. "All" is True, "None"
+                is False.
+            job_name: str or None, default `base_job_name` and the time.
+            experiment_config: without effect here.
+
+        Raises:
+            InvalidArgumentError: The job cannot run; no process was started.
+            JobError: The job has failed.
+        """
+        name = job_name or record.make_name(self.base_job_name or self._stem())
+        job = launch.start(self._request(name, inputs), self._folder())
+        self.latest_training_job = TrainingJob(job)
+        self.jobs.append(self.latest_training_job)
+        if wait:
+            self.latest_training_job.wait(logs=logs)
+
+    def _stem(self) -> str:
+        return pathlib.PurePath(self.entry_point).stem
+
+    def _folder(self) -> pathlib.Path:
+        """Returns the folder of jobs. Those with a remote output are in the default one."""
+        path = None if self.output_path is None else addresses.local_path(self.output_path)
+        return record.folder_of_jobs(path)
+
+    def _request(self, name: str, inputs: Any) -> Request:
+        output = self.output_path
+        is_remote = output is not None and addresses.local_path(output) is None
+        number = self.num_processes
+        return Request(
+            name=name,
+            source=Source(self.entry_point, self.source_dir, self.dependencies),
+            hyperparameters=self._all_hyperparameters(name),
+            channels=as_channels(inputs, self.input_mode),
+            num_processes=self._workers.num_processes if number is None else str(number),
+            instances=self.instance_count,
+            metrics=self._metrics,
+            max_run=self.max_run,
+            environment=self.environment,
+            checkpoints=self._checkpoints(),
+            upload=output if is_remote else None,
+        )
+
+    def _all_hyperparameters(self, name: str) -> dict[str, Any]:
+        values = self._hyperparameters | self._workers.hyperparameters
+        if self.model_dir is False or "model_dir" in values:
+            return values
+        job = JobFolder(self._folder() / name)
+        first = job.tree("algo-1")
+        default = first.model if self._workers.is_mpi else first.shared_model
+        return values | {"model_dir": str(self.model_dir or default)}
+
+    def _checkpoints(self) -> str | None:
+        """Returns where checkpoints are kept: the address, or else a path of the user's own."""
+        local = self.checkpoint_local_path
+        if self.checkpoint_s3_uri is not None:
+            return os.fspath(self.checkpoint_s3_uri)
+        return None if local == _CHECKPOINTS_OF_CONTAINER else local
+
+    @classmethod
+    def attach(
+        cls,
+        training_job_name: str,
+        sagemaker_session: Any = None,
+        model_channel_name: str = "model",
+        *,
+        output_path: str | os.PathLike[str] | None = None,
+        wait: bool = True,
+    ) -> TensorFlow:
+        """Returns an estimator for a job that any process has started.
+
+        Args:
+            training_job_name: str.
+            sagemaker_session, model_channel_name: without effect here.
+            output_path: path, default `NANOTF_JOBS`, else `./jobs`: the folder of jobs.
+            wait: bool, default True, as in SageMaker: prints the log until the job has ended.
+
+        Raises:
+            InvalidArgumentError: There is no such job.
+            JobError: The job has failed, and `wait` is True.
+        """
+        path = None if output_path is None else addresses.local_path(os.fspath(output_path))
+        job = record.find(training_job_name, path)
+        estimator = cls(**_arguments_of(job))
+        estimator.latest_training_job = TrainingJob(job)
+        estimator.jobs.append(estimator.latest_training_job)
+        if wait:
+            estimator.latest_training_job.wait(logs=True)
+        return estimator
+
+    # ---------------------------------------------------------------- results
+    def _latest(self) -> TrainingJob:
+        if self.latest_training_job is None:
+            raise InvalidArgumentError(
+                "An estimator has results after fit() or attach(). Received: no job yet."
+            )
+        return self.latest_training_job
+
+    @property
+    def model_data(self) -> str | None:
+        """The address of the latest job's `model.tar.gz`; None if it has made none."""
+        return self._latest().model_data
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The latest job's metrics: dicts with `name`, `value`, `time` and `host`."""
+        return self._latest().metrics
+
+    def logs(self) -> None:
+        """Prints the latest job's log until the job has ended."""
+        self._latest().wait(logs=True)
+
+    def deploy(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises `UnavailableError`: nanotf does not serve models yet."""
+        raise UnavailableError(
+            "nanotf does not serve models yet; deploy() comes with a later version. Received: a "
+            "call of deploy(). Load the model yourself, from the archive that `model_data` names."
+        )
+
+
+def _metric(definition: Any) -> Metric:
+    if not isinstance(definition, Mapping) or set(definition) != {"Name", "Regex"}:
+        raise InvalidArgumentError(
+            "A metric definition must be a dict with Name and Regex, for instance "
+            f'{{"Name": "acc", "Regex": "acc: ([0-9.]+)"}}. Received: {definition!r}.'
+        )
+    metric = Metric(definition["Name"], definition["Regex"])
+    metric.check()
+    return metric
+
+
+def _arguments_of(job: JobFolder) -> dict[str, Any]:
+    """Returns the constructor's arguments that make a job's request again."""
+    request = job.read_request()
+    values = request.hyperparameters
+    return {
+        "entry_point": request.source.script,
+        "source_dir": request.source.folder,
+        "dependencies": request.source.dependencies,
+        "hyperparameters": texts.of_script(values),
+        "model_dir": None if "model_dir" in values else False,
+        "output_path": request.upload or str(job.path.parent),
+        "distribution": _distribution_of(values),
+        "num_processes": request.num_processes,
+        "instance_count": request.instances,
+        "max_run": request.max_run,
+        "metric_definitions": [{"Name": m.name, "Regex": m.regex} for m in request.metrics],
+        "environment": request.environment,
+        "checkpoint_s3_uri": request.checkpoints,
+    }
+
+
+def _distribution_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: {"enabled": True}
+        for name in ("parameter_server", "multi_worker_mirrored_strategy")
+        if values.get(f"sagemaker_{name}_enabled")
+    }
+    if values.get("sagemaker_mpi_enabled"):
+        found["mpi"] = {
+            "enabled": True,
+            "processes_per_host": values["sagemaker_mpi_num_of_processes_per_host"],
+            "custom_mpi_options": values["sagemaker_mpi_custom_mpi_options"],
+        }
+    return found

@@ -1,0 +1,83 @@
+"""A job of an estimator, as `latest_training_job` and `jobs` hold it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nanotf.errors import JobError
+from nanotf.sagemaker.jobs import follow, metrics, record
+from nanotf.sagemaker.jobs.record import JobFolder
+
+
+class TrainingJob:
+    """A job, running or ended. It can be read from any process; `attach` finds it.
+
+    Args:
+        folder: `nanotf.sagemaker.jobs.record.JobFolder`.
+    """
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        return f"TrainingJob(name={self.name!r}, path={str(self._folder.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._folder.name
+
+    @property
+    def job_name(self) -> str:
+        """Another name of `name`."""
+        return self.name
+
+    @property
+    def path(self) -> str:
+        """The job's folder: code, data, logs, results."""
+        return str(self._folder.path)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the job with the keys of SageMaker's DescribeTrainingJob."""
+        return follow.describe(self._folder)
+
+    def logs(self) -> str:
+        """Returns the log so far."""
+        return follow.LogReader(self._folder).read()
+
+    def wait(self, logs: bool | str = True) -> None:
+        """Waits until the job has ended.
+
+        Args:
+            logs: bool or str, default True. Prints the log, from its beginning, unless it is False
+                or "None".
+
+        Raises:
+            JobError: The job has failed.
+        """
+        shown = logs not in (False, None, "None", "none")
+        state = follow.wait(self._folder, follow.print_to(sys.stdout) if shown else None)
+        if state.status == record.FAILED:
+            raise JobError(
+                f"The script of a job must end with exit code 0. Received: job {self.name} failed: "
+                f"{state.failure_reason}\nIts folder: {self._folder.path}"
+            )
+
+    def stop(self) -> None:
+        """Asks the job to stop: SIGTERM to its script, SIGKILL after 120 s. Does not wait.
+
+        Raises:
+            InvalidArgumentError: The job has ended, or is being stopped already.
+        """
+        follow.stop(self._folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics found so far: dicts with `name`, `value`, `time` and `host`."""
+        return metrics.read(self._folder.metrics)
+
+    @property
+    def model_data(self) -> str | None:
+        """The address of `model.tar.gz`; None if there is none yet."""
+        return follow.model_data(self._folder)

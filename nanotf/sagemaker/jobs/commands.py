@@ -1,0 +1,110 @@
+"""The commands and variables of a job's programs: the script on each host, and feeders.
+
+Sets for the script: the variables of `environment`; PYTHONPATH, which begins with the code;
+PYTHONUNBUFFERED; NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and
+NANOTF_SECRET. The user's own `environment` of the request wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+import sysconfig
+from collections.abc import Iterator, Sequence
+
+from nanotf.machine import topology
+from nanotf.machine.interpreter import python_command
+from nanotf.sagemaker.jobs import processes, script_variables, source
+from nanotf.sagemaker.jobs.processes import Program
+from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.script_variables import Counts
+from nanotf.sagemaker.jobs.simulated_hosts import Part, bound, divide
+from nanotf.wire.ports import free_port
+
+# In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
+# of `--hosts` are outside the job: they have another secret, and perhaps another interface.
+_OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
+
+
+def begin(
+    job: JobFolder, request: Request, python: str, feeders: Sequence[Sequence[str]]
+) -> Iterator[Program]:
+    """Starts a job's programs, feeders first, and yields each at once.
+
+    Args:
+        job: `JobFolder`, whose trees are filled.
+        request: `Request`.
+        python: str, the interpreter of the script.
+        feeders: sequence of a module and its arguments, one for each channel in Pipe mode.
+    """
+    hosts = request.host_names
+    first = str(job.tree(hosts[0]).base)
+    for feeder in feeders:
+        program = processes.begin(python_command(*feeder), hosts[0], first, os.environ, feeder=True)
+        program.command = ["python", "-m", *feeder]  # python_command's is too long for a message
+        yield program
+    parts = host_parts(request)
+    gpus, shared = script_variables.count_gpus(), variables_of_hosts(hosts)
+    for host, part in zip(hosts, parts, strict=True):
+        counts = Counts(part.cores, gpus)
+        code = job.tree(host).code
+        environ = {**os.environ, **variables(job, request, host, counts), **shared}
+        arguments = json.loads(environ["SM_USER_ARGS"])
+        words = source.command(request.source.entry, code, python, arguments, run_options(request))
+        program_environ = environ | request.environment
+        with bound(part):
+            program = processes.begin(words, host, str(code), program_environ, feeder=False)
+        program.command = source.shown(words)
+        yield program
+
+
+def host_parts(request: Request) -> list[Part]:
+    """Returns the cores of each host of a job."""
+    number = request.num_processes
+    workers = 1 if number in (None, topology.AUTO) else int(number or 1)
+    return divide(request.instances, workers, topology.describe_machine())
+
+
+def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> dict[str, str]:
+    """Returns the variables of a host's script."""
+    tree = job.tree(host)
+    found = script_variables.variables(tree, request.name, counts)
+    if request.hosts is not None:
+        for name in _OF_CONTAINERS:
+            del found[name]
+    return found | {
+        "PYTHONPATH": python_path(tree.code),
+        "PYTHONUNBUFFERED": "1",
+        "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
+    }
+
+
+def run_options(request: Request) -> list[str] | None:
+    """Returns the options of `nanotf run`, or None if plain Python runs the script."""
+    options = [] if request.num_processes is None else ["-n", request.num_processes]
+    if request.hosts is not None:
+        options += ["--hosts", request.hosts]
+    return options if options or request.instances > 1 else None
+
+
+def variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
+    """Returns the variables by which `nanotf run` on simulated hosts finds the others."""
+    if len(hosts) == 1:
+        return {}
+    numbered = [(host, int(host.rpartition("-")[2])) for host in hosts]
+    return {
+        "NANOTF_HOST_ADDRESSES": ",".join(f"{host}=127.0.0.{k}" for host, k in numbered),
+        "NANOTF_PORT": str(free_port()),
+        "NANOTF_SECRET": secrets.token_hex(32),
+    }
+
+
+def python_path(code: pathlib.Path) -> str:
+    """Returns PYTHONPATH of a script: its code, yours, and nanotf if it is not installed."""
+    paths = [str(code), os.environ.get("PYTHONPATH", "")]
+    here = str(pathlib.Path(__file__).resolve().parents[2])
+    if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        paths.append(here)
+    return os.pathsep.join(filter(None, paths))

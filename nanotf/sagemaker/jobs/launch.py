@@ -1,0 +1,181 @@
+"""Starts a job: checks the request, makes its folder, and hands it to a supervisor."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+
+from nanotf.errors import InvalidArgumentError, JobError, NanoError
+from nanotf.machine import topology
+from nanotf.machine.interpreter import python_command
+from nanotf.sagemaker.jobs import addresses, hyperparameters, record, script_variables
+from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
+from nanotf.wire import files
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_START_SECONDS = 120.0  # a new interpreter, on a busy machine
+_MAX_HOSTS = 200  # of one machine: each has an address 127.0.0.k
+
+
+def check(request: Request) -> None:
+    """Rejects a request that cannot be met here, before any process starts.
+
+    Raises:
+        InvalidArgumentError: The request, or something that it names, cannot be used.
+    """
+    record.check_name(request.name)
+    request.source.check()
+    for channel in request.channels:
+        channel.check()
+    for metric in request.metrics:
+        metric.check()
+    hyperparameters.encode(request.hyperparameters)
+    if request.num_processes not in (None, topology.AUTO):
+        number = topology.check_num_processes(_number(request.num_processes))
+        if request.hosts is None:
+            topology.plan(number)  # simulated hosts share cores, but workers of one host do not
+    _check_hosts(request)
+    for name, seconds in (("max_run", request.max_run), ("stop_seconds", request.stop_seconds)):
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise InvalidArgumentError(
+                f"`{name}` must be a number of seconds above 0. Received: {name}={seconds}."
+            )
+    for address in (request.checkpoints, request.upload):
+        if address is not None and addresses.local_path(address) is None:
+            addresses.check(address)
+
+
+def _number(text: str | None) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise InvalidArgumentError(
+            f"-n must be a whole number, or {topology.AUTO!r}. Received: -n {text}."
+        ) from None
+
+
+def _check_hosts(request: Request) -> None:
+    if not 1 <= request.instances <= _MAX_HOSTS:
+        raise InvalidArgumentError(
+            f"A job must have 1 to {_MAX_HOSTS} instances. Received: {request.instances}."
+        )
+    if request.hosts is not None and request.instances > 1:
+        raise InvalidArgumentError(
+            "A job runs either on real hosts or on simulated ones. Received: "
+            f"hosts={request.hosts}, instances={request.instances}. Leave one out."
+        )
+    several = request.instances > 1 or request.hosts is not None
+    if several and not request.source.entry.endswith(".py"):
+        raise InvalidArgumentError(
+            "Several hosts run Python scripts only. Received: "
+            f"{request.source.script}. Let a Python script be the entry point."
+        )
+
+
+def start(request: Request, output: str | os.PathLike[str] | None = None) -> JobFolder:
+    """Starts a job.
+
+    Args:
+        request: `Request`.
+        output: path of the folder of jobs, default as `record.folder_of_jobs` says.
+
+    Returns:
+        The job's folder. A supervisor owns it, and outlives this process.
+
+    Raises:
+        InvalidArgumentError: as `check`; or a job of this name exists.
+        JobError: The disk is full, or the supervisor did not start.
+    """
+    check(request)
+    request = _absolute(request)
+    job = JobFolder(record.folder_of_jobs(output) / request.name)
+    try:
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        job.path.mkdir(mode=0o700)  # hyperparameters, logs and models may hold secrets
+    except FileExistsError:
+        raise InvalidArgumentError(
+            f"A job's name must be new. Received: {request.name}, which is in use in "
+            f"{job.path.parent}. Choose another name, or delete the folder of the old job."
+        ) from None
+    try:
+        _fill(job, request)
+    except BaseException as error:
+        shutil.rmtree(job.path, ignore_errors=True)  # the job has never been
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise JobError(
+                "A job needs room on the disk for its code and records. Received: "
+                f"{error.strerror} in {job.path.parent}. Make room, or choose another --output."
+            ) from error
+        raise
+    hyperparameters.warn_of_booleans(request.hyperparameters)
+    _start_supervisor(job)
+    return job
+
+
+def _absolute(request: Request) -> Request:
+    """Returns a request whose data any process finds, in any working directory."""
+    channels = [replace(each, source=_path(each.source)) for each in request.channels]
+    checkpoints = None if request.checkpoints is None else _path(request.checkpoints)
+    return replace(request, channels=tuple(channels), checkpoints=checkpoints)
+
+
+def _path(address: str) -> str:
+    path = addresses.local_path(address)
+    return address if path is None else str(path)
+
+
+def _fill(job: JobFolder, request: Request) -> None:
+    """Writes the code, the trees and the records of a job."""
+    job.logs.mkdir()
+    request.source.copy(job.code)
+    values = request.hyperparameters | {
+        "sagemaker_program": request.source.entry,
+        "sagemaker_submit_directory": str(job.code),
+        "sagemaker_container_log_level": script_variables.LOG_LEVEL,
+        "sagemaker_job_name": request.name,
+    }
+    job.shared_model.mkdir(parents=True)
+    for host in request.host_names:
+        tree = job.tree(host)
+        tree.make()
+        tree.shared.symlink_to(job.shared_model.parent, target_is_directory=True)
+        tree.code.symlink_to(job.code, target_is_directory=True)
+        encoded = hyperparameters.encode(values)
+        files.write_json(tree.hyperparameters, encoded, mode=files.PRIVATE)
+        resources = script_variables.resource_config(request.host_names, host)
+        files.write_json(tree.resources, resources)
+        channels = {channel.name: channel.configuration() for channel in request.channels}
+        files.write_json(tree.input_data, channels)
+    job.write_request(request)
+    job.write_state(
+        State(record.IN_PROGRESS, "Starting", Owner.this_process(), created=record.now())
+    )
+
+
+def _start_supervisor(job: JobFolder) -> None:
+    """Starts the supervisor, and waits until it owns the job."""
+    try:
+        command = python_command(
+            "nanotf.sagemaker.jobs.supervisor", str(job.path), standard_first=True
+        )
+        with job.supervisor_log.open("ab") as log:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=_START_SECONDS,
+                check=True,
+            )
+    except (NanoError, OSError, subprocess.SubprocessError) as error:
+        reason = f"The job's supervisor must start. Received: {error}"
+        state = job.read_state()
+        if not state.owner.is_supervisor:
+            ended = replace(state, status=record.FAILED, phase=record.FAILED, ended=record.now())
+            job.write_state(replace(ended, failure_reason=reason))
+        said = job.supervisor_log.read_text(errors="replace").strip()
+        raise JobError(f"{reason}\n{said}") from error

@@ -1,0 +1,361 @@
+"""Owns a job until it has ended: `python -m nanotf.sagemaker.jobs.supervisor FOLDER`.
+
+Detached: it forks, and leaves the session of the terminal, so a job outlives the terminal. It
+writes the job's state (see `record`), so nobody else does.
+
+    Starting      it takes the job over from the launching process, which waits for that
+    Downloading   remote data, checkpoints and packages
+    Training      the script; its output goes to the logs, metrics are found in it
+    Uploading     archives of the model and of other output
+
+SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after 120 s. If the supervisor
+itself is killed, the kernel kills the script (PR_SET_PDEATHSIG), and readers see that the owner of
+the job has ended.
+
+`programs` lists the variables that it sets for the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from nanotf.console import say
+from nanotf.errors import JobError, NanoError
+from nanotf.sagemaker.jobs import (
+    addresses,
+    archives,
+    commands,
+    data_channels,
+    failure,
+    metrics,
+    packages,
+    processes,
+    record,
+    source,
+)
+from nanotf.sagemaker.jobs.processes import Program
+from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request
+from nanotf.worker.process import write_log
+
+_PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
+_AGENT_SECONDS = 60.0  # for other hosts to end after the first one
+_CHECKPOINTS = "checkpoints"
+
+
+class _Stop(Exception):
+    """The job is asked to stop before its script has begun."""
+
+
+class Supervisor:
+    """The owner of a job.
+
+    Args:
+        job: `JobFolder`.
+    """
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._request: Request = job.read_request()
+        self._state = job.read_state()
+        self._stop_reason: str | None = None  # set by the signal handler, read by the main thread
+        self._is_preparing = False
+        self._programs: list[Program] = []
+        self._failed: Program | None = None  # the first one that failed by itself
+        self._pipes: list[list[str]] = []  # modules that feed, with arguments
+        self._logs: dict[str, int] = {}
+        self._finder = metrics.Finder(self._request.metrics)
+        self._is_log_full = False
+
+    def take_over(self) -> None:
+        """Becomes the owner.
+
+        Raises:
+            JobError: The launching process has given up.
+            OSError: The disk is full.
+        """
+        if self._state.is_final:
+            raise JobError(
+                f"A supervisor takes over a job that has not ended. Received: {self._job.path}, "
+                f"whose status is {self._state.status}."
+            )
+        owner = Owner.this_process(is_supervisor=True)
+        self._state = replace(self._state, owner=owner)
+        self._job.write_state(self._state)
+
+    def handle_signals(self) -> None:
+        """Installs the signal handlers: SIGTERM stops the job."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        # Not SIG_IGN, which scripts would inherit. The launching process may ignore SIGCHLD, and
+        # then exit codes would be lost.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def run(self) -> None:
+        """Runs the job to its end. The final state is written in any case."""
+        try:
+            try:
+                self._is_preparing = True
+                if self._stop_reason is not None:  # the signal came before this line
+                    raise _Stop
+                python = self._prepare()
+                self._is_preparing = False
+                self._train(python)
+            except _Stop:
+                self._is_preparing = False
+            self._finish()
+        except BaseException as error:
+            self._is_preparing = False
+            for program in self._programs:
+                program.kill_group()
+            is_explained = isinstance(error, NanoError)
+            text = str(error) if is_explained else failure.of_framework(traceback.format_exc())
+            self._fail(text)
+            raise
+
+    def _on_signal(self, *_: object) -> None:
+        self._stop_reason = self._stop_reason or record.STOPPED
+        if self._is_preparing:
+            self._is_preparing = False  # once
+            raise _Stop
+
+    # ------------------------------------------------------------------------- the state
+    def _become(self, **changes: Any) -> None:
+        """Changes the state. A full disk leaves the old one, which is still true of the owner."""
+        self._state = replace(self._state, **changes)
+        try:
+            self._job.write_state(self._state)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            say(f"the job's state cannot be written now: {error}", sys.stderr)
+
+    def _end_as(self, status: str, phase: str, reason: str | None) -> None:
+        """Writes the final state. Waits for room on a full disk."""
+        self._state = replace(
+            self._state, status=status, phase=phase, failure_reason=reason, ended=record.now()
+        )
+        is_told = False
+        while True:
+            try:
+                self._job.write_state(self._state)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not is_told:
+                    say(f"the job's final state cannot be written now: {error}", sys.stderr)
+                is_told = True
+                time.sleep(_PAUSE)
+
+    def _fail(self, text: str, beside_log: str | None = None) -> None:
+        """Ends the job as failed, by this text unless the script has said why it fails.
+
+        Args:
+            text: str.
+            beside_log: str or None, the text without what the script's log ends with.
+        """
+        first = self._job.tree(self._request.host_names[0])
+        try:
+            reason = failure.write(first.failure, text)
+        except OSError as error:
+            reason = f"{text[: record.REASON_LENGTH - 200]}\n(output/failure: {error})"
+        if text.startswith(reason):  # else the script's own, which the log need not have
+            self._state = replace(self._state, failure_beside_log=beside_log)
+        self._end_as(record.FAILED, record.FAILED, reason)
+
+    # ------------------------------------------------------------------------- Downloading
+    def _prepare(self) -> str:
+        """Provides data, checkpoints and packages. Returns the Python of the script."""
+        self._become(phase="Downloading")
+        downloads = self._job.path / "downloads"
+        for host in self._request.host_names:
+            tree = self._job.tree(host)
+            for channel in self._request.channels:
+                data = data_channels.provide(channel, tree, downloads)
+                if channel.is_pipe and host == self._request.host_names[0]:
+                    self._pipes.append(data_channels.feeder_arguments(channel, data, tree))
+            self._provide_checkpoints(tree.checkpoints)
+        requirements = self._job.code / source.REQUIREMENTS
+        if self._request.source.entry.endswith(".py") and requirements.is_file():
+            return packages.install(requirements, self._job.path / "packages")
+        return sys.executable
+
+    def _provide_checkpoints(self, place: pathlib.Path) -> None:
+        address = self._request.checkpoints
+        folder = self._job.path / _CHECKPOINTS if address is None else addresses.local_path(address)
+        if folder is None:
+            assert address is not None
+            folder = self._job.path / _CHECKPOINTS
+            if not folder.exists() and addresses.exists(address):
+                addresses.download(address, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(folder, target_is_directory=True)
+
+    # ------------------------------------------------------------------------- Training
+    def _train(self, python: str) -> None:
+        self._become(phase="Training", started=record.now())
+        output = processes.Output(self._write_line)
+        wake, write_end = os.pipe()
+        for fd in (wake, write_end):
+            os.set_blocking(fd, False)
+        # A signal that comes just before the wait for output must end that wait.
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        output.wait_on(wake)
+        guard = processes.Guard()
+        try:
+            for program in commands.begin(self._job, self._request, python, self._pipes):
+                guard.add(program)
+                self._programs.append(program)
+                output.add(program)
+            self._watch(output)
+            guard.dismiss()
+            output.drain()
+        finally:
+            signal.set_wakeup_fd(-1)
+            output.close()
+            for fd in (wake, write_end, *self._logs.values()):
+                os.close(fd)
+            self._logs.clear()
+
+    def _watch(self, output: processes.Output) -> None:
+        """Reads output until all scripts have ended; stops them at a signal or a deadline."""
+        scripts = [program for program in self._programs if not program.is_feeder]
+        started, killed_at = time.monotonic(), None
+        limit = self._request.max_run
+        deadline = None if limit is None else started + limit
+        while any(script.is_running for script in scripts):
+            output.read(_PAUSE if output.is_open else 0.05)
+            moment = time.monotonic()
+            if deadline is not None and moment > deadline and self._stop_reason is None:
+                self._stop_reason = "MaxRuntimeExceeded"
+            if killed_at is None:
+                self._note_failure()
+                grace = self._end_of_others(scripts)
+                killed_at = None if grace is None else moment + grace
+            elif moment > killed_at:
+                for script in scripts:
+                    script.kill_group()
+        if killed_at is None:
+            self._note_failure()
+        for program in self._programs:  # what the scripts have left, and the feeders
+            program.kill_group()
+            program.process.wait()
+
+    def _note_failure(self) -> None:
+        """Remembers the first program that failed. Later ones may be its consequences."""
+        failed = [p for p in self._programs if not p.is_running and p.exit_code != 0]
+        if self._failed is None and self._stop_reason is None and failed:
+            self._failed = failed[0]
+
+    def _end_of_others(self, scripts: Sequence[Program]) -> float | None:
+        """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
+        if self._stop_reason is not None:
+            self._become(status=record.STOPPING, phase=record.STOPPING)
+        elif self._failed is None:
+            # The first host's script is the job. The others notice its end by themselves.
+            return None if scripts[0].is_running else _AGENT_SECONDS
+        for script in scripts:
+            script.terminate()
+        return self._request.stop_seconds
+
+    def _write_line(self, program: Program, line: bytes, _is_error: bool) -> None:
+        """Writes a line to the log of its host, and the metrics in it."""
+        try:
+            if program.host not in self._logs:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._logs[program.host] = os.open(self._job.log(program.host), flags, 0o644)
+            os.write(self._logs[program.host], line)
+            for name, value in self._finder.find(line.decode(errors="replace")):
+                self._write_metric(program.host, name, value)
+        except OSError as error:  # a full disk: the script continues, and so must its reader
+            if not self._is_log_full:
+                say(f"the log is incomplete: {error}", sys.stderr)
+            self._is_log_full = True
+
+    def _write_metric(self, host: str, name: str, value: float) -> None:
+        found = {"name": name, "value": value, "time": record.now(), "host": host}
+        with self._job.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+
+    # ------------------------------------------------------------------------- Uploading
+    def _finish(self) -> None:
+        scripts = [program for program in self._programs if not program.is_feeder]
+        codes = {script.host: script.exit_code for script in scripts}
+        stopping = {} if self._stop_reason is None else {"status": record.STOPPING}
+        self._become(phase="Uploading", exit_codes=codes, **stopping)
+        self._upload()
+        if self._stop_reason is not None:
+            phase = self._stop_reason
+            self._end_as(record.STOPPED, phase, None)
+            return
+        failed = self._failed
+        if failed is not None:
+            host = failed.host if len(scripts) > 1 else None
+            text, beside_log = (
+                failure.of_script(failed.exit_code, errors, failed.command, host)
+                for errors in (failed.last_errors(), None)
+            )
+            self._fail(text, beside_log)
+            return
+        with contextlib.suppress(OSError):  # a full disk; nothing depends on it
+            self._job.tree(self._request.host_names[0]).success.touch()
+        self._end_as(record.COMPLETED, record.COMPLETED, None)
+
+    def _upload(self) -> None:
+        trees = [self._job.tree(host) for host in self._request.host_names]
+        archives.pack([tree.model for tree in trees], self._job.model)
+        archives.pack([tree.output_data for tree in trees], self._job.output)
+        address = self._request.upload
+        if address is not None:
+            for archive in (self._job.model, self._job.output):
+                if archive.exists():
+                    place = addresses.join(address, self._request.name, "output", archive.name)
+                    addresses.upload(archive, place)
+        checkpoints = self._request.checkpoints
+        if checkpoints is not None and addresses.local_path(checkpoints) is None:
+            addresses.upload(self._job.path / _CHECKPOINTS, checkpoints)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Detaches a supervisor. Returns 0 once it owns the job.
+
+    Args:
+        arguments: the job's folder.
+    """
+    (folder,) = arguments
+    read_end, write_end = os.pipe()
+    if os.fork() != 0:
+        os.close(write_end)
+        owns = os.read(read_end, 1)  # empty if the supervisor ended before
+        return 0 if owns else 1
+    os.setsid()
+    write_log()  # what it says may not end it, though the disk is full
+    try:
+        os.close(read_end)
+        supervisor = Supervisor(JobFolder(pathlib.Path(folder)))
+        supervisor.handle_signals()
+        supervisor.take_over()
+        os.write(write_end, b"1")
+        os.close(write_end)
+        supervisor.run()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Warns where several partitions are slower than one process would be.
+
+A process that holds the whole model computes all parts of a step, one after the other, and no more.
+So if a step takes longer than all partitions together compute, one process is faster: it does not
+wait for messages. This compares measured times of some steps. It says nothing where partitions are
+faster than one process would be on the cores of one, though one process would have the cores of
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf.console import logger
+from nanotf.sagemaker.smp import runtime
+from nanotf.sagemaker.smp.times import Execution, Times
+
+SKIPPED = 3  # steps: the first ones allocate memory, and compare their data
+SAMPLES = 5  # steps after those
+
+Array = np.ndarray[Any, Any]
+
+_has_warned = False  # in this process
+
+
+class Watch:
+    """Begins the executions of a traced step, and compares some of the first.
+
+    All partitions make the same calls.
+
+    Args:
+        tag: str, unique to the step and the same in all partitions.
+        times: `Times` of the step.
+        gather: callable of a tag and an array, returns the array of each partition.
+    """
+
+    def __init__(
+        self, tag: str, times: Times, gather: Callable[[str, Array], Mapping[int, Array]]
+    ) -> None:
+        self._tag, self._times, self._gather = f"{tag}.times", times, gather
+        self._samples: list[tuple[int, int, int]] = []
+
+    def begins(self) -> None:
+        """Begins an execution."""
+        ended = self._times.executions
+        if SKIPPED < ended <= SKIPPED + SAMPLES:
+            self._samples.append(_sample(self._times.last()))
+            if len(self._samples) == SAMPLES:
+                found = self._gather(self._tag, np.array(self._samples))
+                if runtime.rank() == 0:
+                    _warn_once(found, runtime.num_microbatches())
+        self._times.begins()
+
+
+def _sample(execution: Execution) -> tuple[int, int, int]:
+    return (*execution.whole, execution.computed)
+
+
+def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None:
+    """Compares steps with what one process needs at most.
+
+    Args:
+        samples: mapping from a partition to an array of a row per step: begin, end and the time
+            for which the partition computed, in nanoseconds.
+
+    Returns:
+        None unless most steps took longer than all partitions computed. Else the milliseconds of
+        the step with the median difference, and those for which each partition computed.
+    """
+    rows = np.stack([samples[partition] for partition in sorted(samples)])
+    # From when all partitions were there, so that what a script does between steps does not count.
+    steps = rows[:, :, 1].max(axis=0) - rows[:, :, 0].max(axis=0)
+    computed = rows[:, :, 2]
+    differences = steps - computed.sum(axis=0)
+    median = np.argsort(differences)[len(differences) // 2]
+    if differences[median] <= 0:
+        return None
+    return float(steps[median]) / 1e6, [float(part) / 1e6 for part in computed[:, median]]
+
+
+def _warn_once(samples: Mapping[int, Array], microbatches: int) -> None:
+    global _has_warned
+    found = comparison(samples)
+    if found is None or _has_warned:
+        return
+    _has_warned = True
+    step, parts = found
+    remedy = "Use partitions=1 if the model's weights and slots fit one process"
+    if microbatches == 1:
+        remedy += ", or several microbatches, so that partitions compute at the same time"
+    logger.warning(
+        "%d partitions are slower than 1 would be. Without the optimizer's update, a step takes "
+        "%.2f ms. Its parts compute for %s = %.2f ms, and one process has no more to compute. %s.",
+        len(parts),
+        step,
+        " + ".join(f"{part:.2f}" for part in parts),
+        sum(parts),
+        remedy,
+    )

@@ -1,0 +1,226 @@
+"""Cuts a traced call into one stage per partition.
+
+1. Every operation gets a partition (`assign`): that of its `smp.partition`, else the default one.
+   Operations that depend on the model's inputs and on constants alone are computed wherever they
+   are needed, and belong to none.
+2. A tensor that leads from one partition to a later one crosses the cut: the earlier stage sends
+   it. A tensor that leads to an earlier partition is refused, as is a variable of two partitions.
+3. Edges that order side effects do not cross (their processes share no state), and each stage's
+   function is the part of the graph between what it receives and what it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.graphs import keep_control_inputs
+from nanotf.errors import ModelError
+from nanotf.sagemaker.smp.trace import Traced
+
+EVERYWHERE = None  # the partition of an operation that each stage computes for itself
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that one stage sends to later ones.
+
+    Args:
+        tensor: in the traced graph.
+        source: int, the stage that computes it.
+        consumers: tuple of int, the stages that need it, ascending.
+    """
+
+    tensor: Any
+    source: int
+    consumers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a call that one partition computes.
+
+    Args:
+        function: takes the call's inputs and `arrivals`, returns a list of `departures` and then
+            of the call's results at `results`.
+        arrivals: tuple of `Crossing`, received.
+        departures: tuple of `Crossing`, sent.
+        results: tuple of int, indices of the call's results that the stage computes.
+    """
+
+    function: Callable[..., Any]
+    arrivals: tuple[Crossing, ...]
+    departures: tuple[Crossing, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A call, cut into stages.
+
+    Args:
+        stage: `Stage` of this process.
+        outputs: tuple of `tf.TensorSpec`, of the call's results.
+        owners: tuple of int or None, the stage that computes each result; None for each stage.
+        structure: the results, for `tf.nest.pack_sequence_as`.
+        variables: dict from the id of a variable's handle to its partition.
+    """
+
+    stage: Stage
+    outputs: tuple[Any, ...]
+    owners: tuple[int | None, ...]
+    structure: Any
+    variables: dict[int, int]
+
+
+def cut(traced: Traced, partitions: Mapping[str, int | None], stage: int, count: int) -> Cut:
+    """Cuts a call.
+
+    Args:
+        traced: `Traced`.
+        partitions: mapping from an operation's name to its partition, see `assign`.
+        stage: int, the partition of this process.
+        count: int, the number of partitions.
+
+    Raises:
+        ModelError: A tensor leads to an earlier partition, a variable belongs to two, a partition
+            has no operation, or something else than a tensor of numbers crosses.
+    """
+    variables = _owners(traced, partitions)
+    crossings = _crossings(traced, partitions)
+    empty = set(range(count)) - {part for part in partitions.values() if part is not EVERYWHERE}
+    if empty:
+        raise ModelError(
+            "Each partition must compute a part of the model. Received: partitions="
+            f"{count}, and the model's call has no operation in partition {min(empty)}. Use "
+            "fewer partitions, or smp.partition to assign operations to each."
+        )
+    owners = tuple(partitions[part.op.name] for part in traced.outputs)
+    needed = {crossing.source for crossing in crossings} | {*owners}
+    if EVERYWHERE not in owners and not needed >= set(range(count)):
+        raise ModelError(
+            "Each partition must compute what a later one, or the caller, needs. Received: "
+            f"partition {min(set(range(count)) - needed)}, which computes neither."
+        )
+    return Cut(
+        stage=_stage(traced, partitions, crossings, owners, stage),
+        outputs=tuple(tf.TensorSpec(part.shape, part.dtype) for part in traced.outputs),
+        owners=owners,
+        structure=traced.structure,
+        variables=variables,
+    )
+
+
+def assign(traced: Traced, default: int) -> dict[str, int | None]:
+    """Returns the partition of each operation, as the model's call assigns them.
+
+    Args:
+        traced: `Traced`.
+        default: int, for operations outside any `smp.partition`.
+    """
+    free = everywhere(traced)
+    return {
+        op.name: EVERYWHERE if op.name in free else traced.partitions.get(op.name, default)
+        for op in traced.operations
+    }
+
+
+def everywhere(traced: Traced) -> set[str]:
+    """Returns the names of operations that each stage computes for itself, if it needs them.
+
+    These are the call's inputs, captured resources and constants, and what is computed from inputs
+    and constants alone, outside any `smp.partition` and without side effects.
+    """
+    found: set[str] = set()
+    inputs = {part.op.name for part in traced.inputs}
+    inputs |= {inner.op.name for _, inner in traced.function.graph.captures}
+    resources = traced.resources()
+    for op in traced.operations:
+        free = all(part.op.name in found and id(part) not in resources for part in op.inputs)
+        scoped = op.name in traced.partitions and len(op.inputs) > 0
+        stateless = not op.op_def.is_stateful and not op.control_inputs
+        if op.name in inputs or (free and stateless and not scoped):
+            found.add(op.name)
+    return found
+
+
+def _owners(traced: Traced, partitions: Mapping[str, int | None]) -> dict[int, int]:
+    """Returns the partition of each variable that the call uses, by the id of its handle."""
+    resources = traced.resources()
+    names = {id(v.handle): v.name for v in traced.function.graph.variables}
+    found: dict[int, int] = {}
+    for op in traced.operations:
+        for part in op.inputs:
+            if id(part) not in resources:
+                continue
+            handle, here = id(resources[id(part)]), partitions[op.name]
+            assert here is not EVERYWHERE  # `everywhere` excludes those that take a resource
+            if found.setdefault(handle, here) != here:
+                raise ModelError(
+                    "A variable must be used in one partition. Received: "
+                    f"{names.get(handle, part.name)!r}, used in partitions {found[handle]} and "
+                    f"{here} (operation {op.name!r}). Put all uses into one smp.partition."
+                )
+    return found
+
+
+def _crossings(traced: Traced, partitions: Mapping[str, int | None]) -> list[Crossing]:
+    tensors: dict[str, Any] = {}
+    consumers: dict[str, set[int]] = {}
+    for op in traced.operations:
+        here = partitions[op.name]
+        for part in op.inputs:
+            source = partitions[part.op.name]
+            if EVERYWHERE in (source, here) or source == here:
+                continue
+            assert source is not None and here is not None
+            _check_edge(part, source, op, here)
+            tensors[part.name] = part
+            consumers.setdefault(part.name, set()).add(here)
+    found = []
+    for name, part in tensors.items():
+        source = partitions[part.op.name]
+        assert source is not None
+        found.append(Crossing(part, source, tuple(sorted(consumers[name]))))
+    return found
+
+
+def _check_edge(part: Any, source: int, op: Any, here: int) -> None:
+    if source > here:
+        raise ModelError(
+            "Data must flow from a partition to later ones. Received: operation "
+            f"{op.name!r} of partition {here} needs {part.op.name!r} of partition {source}. "
+            "Number the partitions in the order of the call, or move one of the two operations."
+        )
+    if not (part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool):
+        raise ModelError(
+            "Only tensors of numbers and truth values may lead from one partition to another. "
+            f"Received: {part.op.name!r} of dtype {part.dtype.name}, from partition {source} to "
+            f"{here}. Keep both ends in one partition."
+        )
+
+
+def _stage(
+    traced: Traced,
+    partitions: Mapping[str, int | None],
+    crossings: Sequence[Crossing],
+    owners: Sequence[int | None],
+    stage: int,
+) -> Stage:
+    for op in traced.operations:
+        kept = [e for e in op.control_inputs if partitions[e.name] == partitions[op.name]]
+        keep_control_inputs(op, kept)
+    arrivals = tuple(c for c in crossings if stage in c.consumers)
+    departures = tuple(c for c in crossings if c.source == stage)
+    results = tuple(i for i, owner in enumerate(owners) if owner in (stage, EVERYWHERE))
+    effects = [op for op in traced.operations if op in traced.effects]
+    tensors = [*(c.tensor for c in departures), *(traced.outputs[i] for i in results)]
+    function = traced.function.prune(
+        [*traced.inputs, *(c.tensor for c in arrivals)],
+        [*tensors, *(op for op in effects if partitions[op.name] == stage)],
+        name=f"stage_{stage}",
+    )
+    return Stage(lambda *args: function(*args)[: len(tensors)], arrivals, departures, results)

@@ -1,0 +1,138 @@
+"""Operations that send tensors to other partitions, and receive them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.errors import CollectiveError
+from nanotf.sagemaker.smp import runtime
+from nanotf.sagemaker.smp.times import Label, Times
+
+CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
+
+
+def send(
+    partitions: Sequence[int], tag: str, tensors: Sequence[Any], times: Times, label: Label
+) -> Any:
+    """Makes an operation that sends tensors to other partitions of this copy of the model.
+
+    Args:
+        partitions: sequence of int, the receivers'.
+        tag: str, which the receiver names, too.
+        tensors: sequence of tensors.
+        times: `Times` of the step, gets those of the operation.
+        label: `Label`, its purpose.
+
+    Returns:
+        The `tf.Operation`; it ends once the tensors are sent, received or not.
+    """
+    mailbox, group = runtime.mailbox(), runtime.place().mp_group
+    destinations = [group[partition] for partition in partitions]
+
+    def put(*arrays: Any) -> Any:
+        mailbox.send_to_all(destinations, tag, list(arrays))
+        return np.int64(len(arrays))
+
+    noted = times.noting(label, put)
+    return tf.numpy_function(noted, list(tensors), tf.int64, name=f"send_{tag}").op
+
+
+def note(times: Times, label: Label) -> Any:
+    """Makes an operation that only notes its times; see `send`."""
+    noted = times.noting(label, lambda: np.int64(0))
+    return tf.numpy_function(noted, [], tf.int64, name="note_times").op
+
+
+def receive(
+    partition: int, tag: str, specs: Sequence[Any], times: Times, label: Label
+) -> list[Any]:
+    """Makes an operation that waits for the tensors that another partition sends.
+
+    Args:
+        partition: int, the sender's.
+        tag: str, which the sender names, too.
+        specs: sequence of `tf.TensorSpec`.
+        times, label: as in `send`.
+
+    Returns:
+        list of tensors.
+    """
+    mailbox, source = runtime.mailbox(), runtime.place().mp_group[partition]
+
+    def take() -> list[Any]:
+        return list(mailbox.receive(source, tag))
+
+    dtypes = [spec.dtype for spec in specs]
+    noted = times.noting(label, take)
+    found = tf.numpy_function(noted, [], dtypes, name=f"receive_{tag}")
+    for tensor, spec in zip(found, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return list(found)
+
+
+def known_everywhere(tag: str, value: int) -> dict[int, int]:
+    """Tells all partitions of this copy of the model a number, now.
+
+    Args:
+        tag: str.
+        value: int.
+
+    Returns:
+        dict from a partition to its number.
+    """
+    return {n: int(found) for n, found in gather_now(tag, np.array(value)).items()}
+
+
+def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+    """Sends an array to all partitions of this copy of the model, and gets theirs, now.
+
+    Args:
+        tag: str.
+        array: array.
+
+    Returns:
+        dict from a partition to its array.
+    """
+    mailbox, place = runtime.mailbox(), runtime.place()
+    others = [n for n in range(place.mp_size) if n != place.mp_rank]
+    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [array])
+    heard = {n: mailbox.receive(place.mp_group[n], tag)[0] for n in others}
+    return {place.mp_rank: array, **heard}
+
+
+def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
+    """Makes a step's first operation, which fails if the partitions get different data.
+
+    It compares the data of the first steps.
+
+    Args:
+        tag: str.
+        tensors: sequence of tensors of numbers, equal in all processes of this copy of the model.
+        begins: callable, called in each execution once the data are compared.
+
+    Returns:
+        The `tf.Operation`.
+    """
+    steps = itertools.count()
+
+    def compare(*arrays: Any) -> Any:
+        if next(steps) < CHECKED_STEPS:
+            total = functools.reduce(lambda sum_, a: zlib.crc32(a.tobytes(), sum_), arrays, 0)
+            found = known_everywhere(tag, total)
+            if len(set(found.values())) > 1:
+                raise CollectiveError(
+                    "All processes of one copy of a model must read the same data. Received: "
+                    f"batches that differ between partitions {sorted(found)}. Use smp.dp_rank() "
+                    "as the seed of a shuffle, and to choose files; not smp.rank()."
+                )
+        begins()
+        return np.int64(0)
+
+    return tf.numpy_function(compare, list(tensors), tf.int64, name="begin").op

@@ -1,0 +1,342 @@
+"""Functional and Sequential models of Keras in microbatches and partitions, with `fit`.
+
+Keras's own loops call `KerasModel.train_step` and `test_step`. All ranks run the same loop on the
+same batches:
+
+train_step   1. a step of smp: gradients, and predictions of the whole batch, from microbatches
+             2. the optimizer updates the variables of this process
+             3. Keras's `test_step` computes losses and metrics from the predictions
+test_step    1. a step of smp without gradients
+             2. as 3
+
+So a step ends as one process's does: with the same logs on all ranks, and the same weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import eager_context
+from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.sagemaker.smp import (
+    communication,
+    exchange,
+    keras_checks,
+    partitioned,
+    replicas,
+    runtime,
+)
+from nanotf.sagemaker.smp.bodies import Call
+from nanotf.sagemaker.smp.shares import Shares
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel
+from nanotf.sagemaker.smp.steps import Step
+
+_ROWS = 32  # of the batch with which a model is cut; Keras's default
+# Keras's loop runs in this context.
+_in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_loop", default=False)
+# The model's results that Keras's `test_step` gets when it calls the model: a tuple of one.
+_results: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_results", default=None)
+
+
+class KerasModel(StepModel):
+    """A Keras model in microbatches and partitions; `DistributedModel.from_keras` makes it.
+
+    Args:
+        model: a functional or Sequential model that passes `keras_checks.check`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        # Like functional models, it leaves casts to layers.
+        super().__init__(name=model.name, autocast=False)
+        self.original = model
+        if hasattr(model, "output_names"):  # of Keras 3's classes, Functional alone
+            self.output_names = list(model.output_names)  # for losses by name
+        self._nanotf_spec = _specs(model, "input")
+        arguments = ("x", "y", "sample_weight")
+        plain = {"autograph": False}
+        self._get_gradients = Step(self._train_microbatch, Shares(*arguments), plain)
+        self._get_results = Step(self._predict_microbatch, Shares("x"), plain)
+        if runtime.mp_size() > 1:
+            self._cut()
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Calls the model."""
+        return self.original(inputs, training=training)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = _results.get()
+        if found is not None:
+            return found[0]
+        if runtime.calling.get():
+            return super().__call__(*args, **kwargs)
+        if _in_loop.get() and not tf.executing_eagerly():
+            # Keras wants to know shapes. What it traces here never runs.
+            return tf.keras.Model.__call__(self, *args, **kwargs)
+        raise JobError(
+            "A model of smp.DistributedModel.from_keras is called by fit, evaluate and predict, "
+            f"and in functions decorated by smp.step. Received: a call of {self.name!r} elsewhere."
+            " Use predict(x), or predict_on_batch(x)."
+        )
+
+    def _cut(self) -> None:
+        """Cuts the model before an optimizer makes slots for its variables."""
+
+        def cut(inputs: Any) -> None:
+            whole = super(StepModel, self).__call__
+            call = Call(self, whole, (inputs,), {"training": True})
+            partitioned.begun(self).cut(call)
+
+        # `auto_partition` runs the layers, for which it needs to know their shapes.
+        rows = tf.nest.map_structure(_some_rows, self._nanotf_spec)
+        with runtime.allowed():
+            tf.function(cut, autograph=False).get_concrete_function(rows)
+        runtime.called.setdefault(self)
+        replicas.equalize([self])
+
+    # ------------------------------------------------------------------------------- steps
+    def train_step(self, data: Any) -> Any:
+        """Trains on a batch; returns the logs."""
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        self._build_losses(y, sample_weight)
+        with self._keeping_metrics():
+            parts = self._get_gradients(x, y, sample_weight)
+            gradients, loss, results = parts
+            y_pred = _whole(results, x)
+            _check_mean(
+                loss.accumulate(),
+                self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
+            )
+        averaged = [None if part is None else part.accumulate() for part in gradients]
+        self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
+        with _answering(y_pred):
+            return super().test_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        """Evaluates a batch; returns the logs."""
+        with _answering(self._predicted(data)):
+            return super().test_step(data)
+
+    def predict_step(self, data: Any) -> Any:
+        """Returns the results for a batch."""
+        return self._predicted(data)
+
+    def _predicted(self, data: Any) -> Any:
+        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        return _whole(self._get_results(x), x)
+
+    def _train_microbatch(self, x: Any, y: Any, sample_weight: Any, share: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+            loss *= tf.cast(share, loss.dtype)
+        weights = [tf_variable(weight) for weight in self.trainable_variables]
+        return tape.gradient(loss, weights), loss, y_pred
+
+    def _predict_microbatch(self, x: Any, share: Any) -> Any:
+        del share  # of a mean
+        return self(x, training=False)
+
+    def _build_losses(self, y: Any, sample_weight: Any) -> None:
+        """Makes the metrics of losses, which some versions of Keras make in their first use."""
+        batch = tf.nest.map_structure(_spec, (y, _specs(self.original, "output"), sample_weight))
+
+        def compute(y: Any, y_pred: Any, sample_weight: Any) -> Any:
+            return self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+        with tf.init_scope():
+            tf.function(compute, autograph=False).get_concrete_function(*batch)
+
+    @contextlib.contextmanager
+    def _keeping_metrics(self) -> Iterator[None]:
+        """Takes back what happens to metrics in this context, such as to those of losses."""
+        variables = [tf_variable(v) for metric in self.metrics for v in metric.variables]
+        before = [variable.read_value() for variable in variables]
+        yield
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+    # ------------------------------------------------------------------------------- loops
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
+        given = keras_checks.compile_arguments(args, kwargs)
+        given["jit_compile"] = False
+        super().compile(**given)
+        keras_checks.check_optimizer(self.optimizer, runtime.mp_size())
+
+    def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
+        """Trains as `tf.keras.Model.fit`. All ranks call it with the same data.
+
+        Args:
+            *args, **kwargs: as for `tf.keras.Model.fit`. Only rank 0 shows progress.
+            num_processes: int or None, the number of ranks that run.
+
+        Returns:
+            The `History`, equal on all ranks.
+
+        Raises:
+            JobError: Another number of ranks runs.
+        """
+        if num_processes not in (None, runtime.size()):
+            raise JobError(
+                "The command that starts a script of nanotf.smp says how many processes run it. "
+                f"Received: num_processes={num_processes!r} with {runtime.size()} running. Start "
+                f"the script with\n    {runtime.command(num_processes)}"
+            )
+        self._same_seed()
+        return self._loop("fit", args, kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates as `tf.keras.Model.evaluate`. All ranks call it with the same data."""
+        return self._loop("evaluate", args, kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts as `tf.keras.Model.predict`. All ranks call it with the same data."""
+        return self._loop("predict", args, kwargs)
+
+    def _loop(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = keras_checks.named(method, args, kwargs)
+        if runtime.rank() > 0:
+            given["verbose"] = 0
+        before = _in_loop.set(True)
+        try:
+            return getattr(super(), method)(**given)
+        finally:
+            _in_loop.reset(before)
+
+    def _same_seed(self) -> None:
+        """Makes all ranks shuffle alike. A seed that the script has set stays."""
+        if runtime.size() > 1:
+            unset = eager_context.seeds() is None
+            drawn = int.from_bytes(os.urandom(4), "little")
+            seeds = communication.allgather((unset, drawn))
+            if all(each for each, _ in seeds):
+                tf.random.set_seed(seeds[0][1])
+
+    # ------------------------------------------------------------------------------- files
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the whole model, as the original's `save`. All ranks call it; rank 0 writes."""
+        self._write("save", args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves all weights, as the original's `save_weights`. All ranks call it."""
+        self._write("save_weights", args, kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Raises `UnavailableError`, with several partitions."""
+        if runtime.mp_size() > 1:
+            raise UnavailableError(
+                "Each process holds a part of the weights. Received: load_weights() of "
+                f"{self.name!r}. Load them into the model that from_keras takes."
+            )
+        self.original.load_weights(*args, **kwargs)
+
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
+        """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
+        self._write(*file_call(self.original, save_path))
+
+    def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as stack:
+            is_first = runtime.rank() == 0
+            if runtime.mp_size() > 1:
+                is_first = stack.enter_context(partitioned.begun(self).whole())
+            if is_first:
+                getattr(self.original, method)(*args, **kwargs)
+        communication.barrier()  # no rank continues before the file is complete
+
+
+def file_call(
+    model: Any, save_path: str | os.PathLike[str]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Returns the method of a model of Keras that writes a file, and its arguments.
+
+    Args:
+        model: a functional or Sequential model.
+        save_path: as of `DistributedModel.save_model`.
+    """
+    path = os.fspath(save_path)
+    if path.endswith(".weights.h5"):
+        return "save_weights", (path,), {}
+    if path.endswith((".keras", ".h5")):
+        return "save", (path,), {}
+    if hasattr(model, "export"):
+        return "export", (path,), {}
+    return "save", (path,), {"save_format": "tf"}
+
+
+@contextlib.contextmanager
+def _answering(results: Any) -> Iterator[None]:
+    """Makes the model's call return results that are known."""
+    before = _results.set((results,))
+    try:
+        yield
+    finally:
+        _results.reset(before)
+
+
+def _specs(model: Any, end: str) -> Any:
+    """Returns the `tf.TensorSpec`s of a model's inputs or outputs, for any number of rows.
+
+    Args:
+        model: a functional or Sequential model.
+        end: str, "input" or "output".
+    """
+    is_list = isinstance(model, tf.keras.Sequential)
+    symbols = getattr(model, f"{end}s")[0] if is_list else getattr(model, end)
+    return tf.nest.map_structure(_spec, symbols)
+
+
+def _spec(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    shape = tf.TensorShape(tensor.shape)
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+
+
+def _some_rows(spec: Any) -> Any:
+    return tf.TensorSpec([_ROWS, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
+
+
+def _whole(results: Any, x: Any) -> Any:
+    """Returns the results of a batch from those of microbatches, of all copies of the model."""
+    rows = tf.shape(tf.nest.flatten(x)[0])[0]
+
+    def joined(output: Any) -> Any:
+        merged = output.merge()
+        if runtime.has_replicas():
+            shape = merged.shape
+            merged = tf.numpy_function(_of_all_copies, [merged], merged.dtype)
+            merged.set_shape([None, *shape[1:]])
+        return merged[:rows]  # a batch of few rows has some of them twice
+
+    return tf.nest.map_structure(joined, results)
+
+
+def _of_all_copies(rows: Any) -> Any:
+    return np.concatenate([parts[0] for parts in replicas.gather_over_replicas([rows])])
+
+
+def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
+    """Makes an operation that fails in the first steps for a loss that is no mean over rows."""
+    checked = iter(range(exchange.CHECKED_STEPS))
+
+    def compare(mean: Any, whole: Any) -> Any:
+        if next(checked, None) is not None:
+            exact = np.finfo(np.float32).eps ** 0.5
+            if not np.isclose(mean, whole, rtol=exact, atol=exact, equal_nan=True):
+                raise ModelError(
+                    "A loss must be a mean over rows, so that microbatches give the batch's "
+                    f"gradients. Received: a loss of {whole} for a batch, and a mean over its "
+                    f'microbatches of {mean}. Use the reduction "sum_over_batch_size".'
+                )
+        return np.int64(0)
+
+    values = [tf.cast(value, tf.float64) for value in (of_microbatches, of_batch)]
+    tf.numpy_function(compare, values, tf.int64, name="loss_is_mean")

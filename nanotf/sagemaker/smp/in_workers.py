@@ -1,0 +1,376 @@
+"""A model in partitions for a plain script: `fit` in worker processes, the model here.
+
+    WorkersModel._call      the model, its compile arguments, the optimizer's state, the data
+      parent.joint_run        ... to N workers, the ranks
+        run_rank                a `KerasModel` there: cut, compile, fit
+      WorkersModel._take      each rank returns what it holds: variables, slots
+
+Between two calls this process has the whole model and the values of the optimizer's slots. A call
+that fails changes neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import keras_optimizers
+from nanotf.compat.chance import Chance
+from nanotf.compat.keras_common import tf_variable
+from nanotf.console import logger
+from nanotf.errors import (
+    InvalidArgumentError,
+    ShippingError,
+    UnavailableError,
+    WorkerDied,
+)
+from nanotf.machine import topology
+from nanotf.parent.callback_states import attributes_of
+from nanotf.sagemaker.smp import config as configs
+from nanotf.sagemaker.smp import joint_run, keras_checks, rank_groups, runtime, step_report
+from nanotf.sagemaker.smp.from_keras import KerasModel, file_call
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
+from nanotf.sagemaker.smp.step_model import SAVE_PATH
+from nanotf.shipping import pickling
+from nanotf.shipping.objects import data_classes
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass
+class Slots:
+    """The state of an optimizer.
+
+    Args:
+        slots: dict of an attribute of the optimizer to a dict of a trainable variable's number to
+            the value of its slot.
+        early: list of arrays, variables that an optimizer has before it is built.
+        late: list of arrays, others that are no slots.
+    """
+
+    slots: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
+    early: list[Array] = dataclasses.field(default_factory=list)
+    late: list[Array] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The end of a rank's call.
+
+    Args:
+        result: of rank 0, what Keras's method returned; of `fit` the attributes of the `History`.
+        values: dict of a variable's number to its value, for those that this rank holds.
+        state: `Slots`, of the variables that it holds.
+        callbacks: of rank 0, for each callback its pickled attributes; None if they cannot travel.
+        chance: `Chance` of rank 0, after the call.
+        report: `Report`, of `fit` in rank 0.
+    """
+
+    result: Any
+    values: dict[int, Array]
+    state: Slots
+    callbacks: list[bytes | None]
+    chance: Chance | None
+    report: step_report.Report | None
+
+
+class WorkersModel:
+    """A Keras model that is trained in partitions, in worker processes of this one.
+
+    `smp.DistributedModel.from_keras` makes it in a script that runs as one process. Whatever it
+    does not define itself is the model's: `summary`, `get_weights`, `save` ...
+
+    Args:
+        model: a functional or Sequential model that passes `keras_checks.check`.
+        config: mapping, the configuration of smp.
+
+    Attributes:
+        original: the model. After each call it has the trained weights.
+        optimizer: the optimizer that `compile` got. Set its `learning_rate` between calls.
+    """
+
+    def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
+        self.original = model
+        self.optimizer: Any = None
+        self._given = dict(config)
+        self._config = configs.check(config)
+        self._compiled: dict[str, Any] | None = None
+        self._state = Slots()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set, as in a copy
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`.
+
+        Raises:
+            UnavailableError: An argument or the optimizer cannot be used in partitions.
+        """
+        given = keras_checks.compile_arguments(args, kwargs)
+        optimizer = tf.keras.optimizers.get(given.pop("optimizer", "rmsprop"))
+        keras_checks.check_optimizer(optimizer, self._config.partitions)
+        legacy = keras_optimizers.is_legacy(optimizer)
+        if legacy or keras_optimizers.is_built(optimizer):
+            kind = "one of tf.keras.optimizers.legacy" if legacy else "one that is built"
+            raise UnavailableError(
+                "Each rank builds the optimizer for the variables that it holds. Received: "
+                f"{kind}, {optimizer!r}. Pass a new optimizer of tf.keras.optimizers."
+            )
+        self.optimizer, self._compiled, self._state = optimizer, given, Slots()
+
+    def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
+        """Trains as `tf.keras.Model.fit`, in partitions.
+
+        Callbacks run in all ranks; those of rank 0 come back with their attributes.
+
+        Args:
+            *args, **kwargs: as for `tf.keras.Model.fit`. The data are arrays.
+            num_processes: int or None, the number of workers, divisible by that of partitions.
+                None, the default, starts one for each partition; more train copies of the model.
+
+        Returns:
+            The `History`.
+
+        Raises:
+            InvalidArgumentError: The number is not divisible.
+            PlacementError: There are fewer cores than workers.
+            ShippingError: An argument cannot be sent to the workers.
+            UnavailableError: The data are no arrays.
+            WorkerError: A worker has failed. The model is as it was before the call.
+        """
+        return self._call("fit", args, kwargs, num_processes)
+
+    def evaluate(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
+        """Evaluates as `tf.keras.Model.evaluate`, in partitions. Arguments as of `fit`."""
+        return self._call("evaluate", args, kwargs, num_processes)
+
+    def predict(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
+        """Predicts as `tf.keras.Model.predict`, in partitions. Arguments as of `fit`."""
+        return self._call("predict", args, kwargs, num_processes)
+
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
+        """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
+        method, args, options = file_call(self.original, save_path)
+        getattr(self.original, method)(*args, **options)
+
+    def _call(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
+    ) -> Any:
+        given = keras_checks.named(method, args, kwargs)
+        if self._compiled is None:
+            raise InvalidArgumentError(
+                f"{method}() needs a compiled model. Received: {self.original.name!r}, which is "
+                "not compiled. Call compile() of the model that from_keras has returned."
+            )
+        _check_data(given)
+        size = self._config.partitions if size is None else topology.check_num_processes(size)
+        labels = [self._label(rank, size) for rank in range(size)]
+        early = [v.numpy() for v in keras_optimizers.optimizer_variables(self.optimizer)]
+        shared = {
+            "size": size,
+            "config": self._given,
+            "model": self.original,
+            "compiled": self._compiled,
+            "optimizer": self.optimizer,
+            "state": dataclasses.replace(self._state, early=early),
+            "method": method,
+            "given": given,
+            "chance": Chance.capture(),
+        }
+        call = f"{method}(num_processes={size})"
+        try:
+            ended: Sequence[Ended] = joint_run.together(run_rank, labels, shared, call)
+        except WorkerDied as error:
+            if error.index is not None:
+                error.partition = self._place(error.index, size).mp_rank
+            raise
+        return self._take(method, ended, _callbacks(given))
+
+    def _place(self, rank: int, size: int) -> rank_groups.Place:
+        return rank_groups.place(
+            rank, size, self._config.partitions, self._config.placement_strategy
+        )
+
+    def _label(self, rank: int, size: int) -> str:
+        place = self._place(rank, size)
+        copy = f" of copy {place.dp_rank}" if place.dp_size > 1 else ""
+        return f"Rank {rank} (partition {place.mp_rank}{copy})"
+
+    def _take(self, method: str, ended: Sequence[Ended], callbacks: Sequence[Any]) -> Any:
+        """Takes the results of all ranks into this process's model; returns the user's."""
+        first = ended[0]
+        assert first.chance is not None
+        variables = self.original.variables
+        for each in ended:
+            for number, value in each.values.items():
+                variables[number].assign(value)
+        if method == "fit":
+            self._state = _joined([each.state for each in ended])
+            early = keras_optimizers.optimizer_variables(self.optimizer)
+            for variable, value in zip(early, first.state.early, strict=True):
+                variable.assign(value)
+        for callback, attributes in zip(callbacks, first.callbacks, strict=True):
+            if attributes is not None:
+                vars(callback).update(pickling.loads(attributes))
+        first.chance.restore()
+        if method != "fit":
+            return first.result
+        step_report.remember(first.report)
+        return self._history(first)
+
+    def _history(self, first: Ended) -> Any:
+        made = tf.keras.callbacks.History()
+        made.set_model(self.original)
+        vars(made).update(first.result, nanotf=first.report)
+        return made
+
+
+def _check_data(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if any(isinstance(leaf, data_classes()) for leaf in tf.nest.flatten(value)):
+            raise UnavailableError(
+                "Ranks that fit() starts get arrays. Received: "
+                f"{name}={value!r}. Pass arrays, or start the script with `nanotf run --smp`, "
+                "where each rank makes the dataset itself."
+            )
+
+
+def _callbacks(given: Mapping[str, Any]) -> list[Any]:
+    """Returns the callbacks among the arguments of a call."""
+    flat = tf.nest.flatten(given.get("callbacks"))
+    return [callback for callback in flat if callback is not None]
+
+
+def _joined(states: Sequence[Slots]) -> Slots:
+    joined = Slots(late=states[0].late)
+    for state in states:
+        for name, values in state.slots.items():
+            joined.slots.setdefault(name, {}).update(values)
+    return joined
+
+
+# ---------------------------------------------------------------------------- in the workers
+def run_rank(
+    rank: int,
+    *,
+    descriptors: Sequence[int],
+    size: int,
+    config: Mapping[str, Any],
+    model: Any,
+    compiled: Mapping[str, Any],
+    optimizer: Any,
+    state: Slots,
+    method: str,
+    given: Mapping[str, Any],
+    chance: Chance,
+) -> Ended:
+    """Runs one of Keras's methods in this process, as a rank.
+
+    Args:
+        rank, size: int.
+        descriptors: sequence of int, the ends of the mailbox; see `MailboxSpec.fds`.
+        config: mapping, for `smp.init`.
+        model: the whole model.
+        compiled: mapping, arguments of `compile` without the optimizer.
+        optimizer: the optimizer of `compile`, not built.
+        state: `Slots` of the whole model; empty before the first `fit`.
+        method: str, "fit", "evaluate" or "predict".
+        given: mapping, its arguments.
+        chance: `Chance`, restored before the call.
+    """
+    inbox, *outboxes = descriptors
+    mailbox = Mailbox(MailboxSpec(rank, size, inbox, tuple(outboxes)))
+    runtime.enter(mailbox)
+    try:
+        runtime.init(dict(config))
+        part = KerasModel(model)
+        part.compile(optimizer=optimizer, **compiled)
+        early = keras_optimizers.optimizer_variables(part.optimizer)
+        if method == "fit":
+            _fill(part, state, early)
+        chance.restore()
+        result = getattr(part, method)(**given)
+        return _ended(part, result, early, _callbacks(given))
+    finally:
+        runtime.enter(None)
+        mailbox.close()
+
+
+def _numbers(part: KerasModel, which: str) -> list[int]:
+    """Returns the numbers, among the whole model's variables, of those that this rank holds."""
+    whole = {id(tf_variable(v)): n for n, v in enumerate(getattr(part.original, which))}
+    held = [whole.get(id(tf_variable(v))) for v in getattr(part, which)]
+    return [number for number in held if number is not None]  # the others are metrics'
+
+
+def _fill(part: KerasModel, state: Slots, early: Sequence[Any]) -> None:
+    """Builds the optimizer of a rank, and gives it its part of a state."""
+    for variable, value in zip(early, state.early, strict=True):
+        variable.assign(value)
+    part.optimizer.build(part.trainable_variables)
+    if not state.slots and not state.late:
+        return
+    numbers = _numbers(part, "trainable_variables")
+    for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
+        for slot, number in zip(slots, numbers, strict=True):
+            slot.assign(state.slots[name][number])
+    for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
+        variable.assign(value)
+
+
+def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
+    """Returns the variables of a built optimizer that are neither slots nor early ones."""
+    slots = keras_optimizers.optimizer_slots(optimizer).values()
+    known = {id(tf_variable(slot)) for each in slots for slot in each} | set(map(id, early))
+    return [v for v in keras_optimizers.optimizer_variables(optimizer) if id(v) not in known]
+
+
+def _ended(part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]) -> Ended:
+    values: dict[int, Array] = {}
+    state = Slots()
+    trained = isinstance(result, tf.keras.callbacks.History)
+    if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
+        variables = part.original.variables
+        held = _numbers(part, "variables")
+        values = {number: tf_variable(variables[number]).numpy() for number in held}
+        state = _state(part, early)
+    found = step_report.last_report() if trained else None
+    if runtime.rank() > 0:
+        return Ended(None, values, state, [], None, None)
+    if trained:
+        result = {"history": result.history, "epoch": result.epoch, "params": result.params}
+    own = [_attributes(callback) for callback in callbacks]
+    return Ended(result, values, state, own, Chance.capture(), found)
+
+
+def _state(part: KerasModel, early: Sequence[Any]) -> Slots:
+    """Returns the state of a rank's optimizer."""
+    numbers = _numbers(part, "trainable_variables")
+    return Slots(
+        {
+            name: {n: tf_variable(s).numpy() for n, s in zip(numbers, slots, strict=True)}
+            for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items()
+        },
+        [v.numpy() for v in early],
+        [v.numpy() for v in _late(part.optimizer, early)],
+    )
+
+
+def _attributes(callback: Any) -> bytes | None:
+    """Returns a callback's attributes, pickled, without those that belong to the call."""
+    try:
+        return pickling.dumps(dict(attributes_of(callback)))
+    except ShippingError as error:
+        logger.warning(
+            "%s stays as it was before the call: its attributes cannot be sent. %s",
+            type(callback).__name__,
+            error,
+        )
+        return None

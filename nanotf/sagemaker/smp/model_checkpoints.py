@@ -1,0 +1,141 @@
+"""`smp.CheckpointManager`, with the original's arguments."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+from nanotf.compat import keras_optimizers
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ModelError
+from nanotf.sagemaker.smp import communication, partitioned, runtime
+from nanotf.sagemaker.smp.rank_groups import CommGroup
+from nanotf.sagemaker.smp.step_model import StepModel
+
+DIRECTORY = "/opt/ml/checkpoints"
+
+
+class CheckpointManager:
+    """Saves and restores a `tf.train.Checkpoint`, in TensorFlow's own format.
+
+    Args:
+        checkpoint: `tf.train.Checkpoint`.
+        directory: str or path-like, default "/opt/ml/checkpoints".
+        max_to_keep: int or None, the default, which keeps all.
+        checkpoint_name: str, default "ckpt", the first part of the files' names.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Any,
+        directory: str | os.PathLike[str] = DIRECTORY,
+        max_to_keep: int | None = None,
+        checkpoint_name: str = "ckpt",
+    ) -> None:
+        runtime.current()
+        self.checkpoint = checkpoint
+        self._is_partial = runtime.mp_size() > 1
+        folder = pathlib.Path(directory)
+        if self._is_partial:
+            folder /= f"partition_{runtime.mp_rank()}"
+        # What is saved: the checkpoint, or the part of it that this process holds.
+        train = require_tensorflow().train
+        self._saved = train.Checkpoint() if self._is_partial else checkpoint
+        self._manager = train.CheckpointManager(
+            self._saved, str(folder), max_to_keep, checkpoint_name=checkpoint_name
+        )
+
+    def save(self) -> str:
+        """Saves a checkpoint; returns its path.
+
+        All ranks call this. With several partitions, each saves the part that it holds, into a
+        folder of its own, in the first copy of the model.
+
+        Raises:
+            ModelError: A model in several partitions has not been called in a step.
+        """
+        self._take_part()
+        if runtime.dp_rank() == 0:
+            path = str(self._manager.save())
+        if self._is_partial or runtime.dp_size() > 1:
+            communication.barrier()
+        return path if runtime.dp_rank() == 0 else str(self._manager.latest_checkpoint)
+
+    def _take_part(self) -> None:
+        """Makes `_saved` the part of the checkpoint that this process holds."""
+        if not self._is_partial:
+            return
+        for name, part in self._children().items():
+            if isinstance(part, StepModel):
+                if not partitioned.is_cut(part):
+                    raise ModelError(
+                        "A model in several partitions is saved after a step has called it. "
+                        f"Received: save() with {part.name!r}, which no step has called."
+                    )
+                part = partitioned.begun(part).numbered()
+            setattr(self._saved, name, part)
+
+    def restore(self) -> str | None:
+        """Restores the latest checkpoint, if there is one; returns its path.
+
+        Before the first step, variables do not exist yet. They get their values in that step, once
+        the model is built, and the checkpoint's optimizers are then built for the model, too.
+
+        Raises:
+            ModelError: The call is before the first step, and the checkpoint holds an optimizer
+                that is not built, but several models. Restore after the first step.
+        """
+        latest = self._latest()
+        if latest is None:
+            return None
+        is_ready = partitioned.is_cut if self._is_partial else lambda model: model.built
+        if not all(is_ready(model) for model in self._models()):
+            runtime.register_post_partition_hook(lambda: self._restore(latest))
+        else:
+            self._restore(latest)
+        return latest
+
+    def _restore(self, path: str) -> None:
+        for optimizer in self._unbuilt_optimizers():
+            optimizer.build(self._only_model().trainable_variables)
+        self._take_part()
+        self._saved.restore(path)
+
+    def _latest(self) -> str | None:
+        """Returns the latest checkpoint that all partitions have."""
+        if not self._is_partial:
+            latest: str | None = self._manager.latest_checkpoint
+            return latest
+        own = {pathlib.Path(path).name: path for path in self._manager.checkpoints}
+        others = communication.allgather(list(own), CommGroup.MP_GROUP)
+        common = [name for name in own if all(name in names for names in others)]
+        return own[common[-1]] if common else None
+
+    def _children(self) -> dict[str, Any]:
+        view = require_tensorflow().train.TrackableView(self.checkpoint)
+        found = dict(view.children(self.checkpoint))
+        found.pop("save_counter", None)  # of the checkpoint itself
+        return found
+
+    def _parts(self) -> list[Any]:
+        return list(self._children().values())
+
+    def _models(self) -> list[Any]:
+        kind = require_tensorflow().keras.Model
+        return [part for part in self._parts() if isinstance(part, kind)]
+
+    def _unbuilt_optimizers(self) -> list[Any]:
+        """Returns optimizers without slots; legacy ones restore their slots when they make them."""
+        kind, *_ = keras_optimizers.optimizer_classes()
+        found = [part for part in self._parts() if isinstance(part, kind)]
+        return [part for part in found if not keras_optimizers.is_built(part)]
+
+    def _only_model(self) -> Any:
+        models = self._models()
+        if len(models) != 1:
+            raise ModelError(
+                "A checkpoint is restored before the optimizer is built if it holds one model. "
+                f"Received: {len(models)} models. Restore it after the first update."
+            )
+        return models[0]

@@ -1,0 +1,153 @@
+"""Models of which this process holds one partition: their cuts and variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import UnavailableError
+from nanotf.sagemaker.smp import auto_partition, cut, runtime
+from nanotf.sagemaker.smp.bodies import Call
+from nanotf.sagemaker.smp.cut import EVERYWHERE, Cut
+from nanotf.sagemaker.smp.partition_variables import Variables
+from nanotf.sagemaker.smp.trace import trace
+
+
+class Partitioned:
+    """A `smp.DistributedModel`, cut once for each kind of call."""
+
+    def __init__(self) -> None:
+        self._variables = Variables()
+        self._cuts: dict[Any, Cut] = {}
+        self.trainable: list[Any] = []  # of this partition, set by each call
+        self.is_whole = False  # while `held` returns all variables
+
+    def cut(self, call: Call) -> tuple[Cut, list[Any]]:
+        """Returns the cut of a call, and the tensors among its arguments."""
+        flat = [_tensor(leaf) for leaf in tf.nest.flatten((call.args, call.kwargs))]
+        tensors = [leaf for leaf in flat if tf.is_tensor(leaf)]
+        for tensor in tensors:
+            if not isinstance(tensor, (tf.Tensor, tf.Variable)):
+                raise UnavailableError(
+                    "A model in several partitions takes dense tensors. Received: "
+                    f"{type(tensor).__name__}. Pass its parts, or use partitions=1."
+                )
+        key = _key(call, flat)
+        if key is None or key not in self._cuts:
+            with tf.init_scope():
+                made = self._make(call, flat, [tf.TensorSpec(t.shape, t.dtype) for t in tensors])
+            self._cuts[key] = made
+        self.trainable = [tf_variable(v) for v in call.model.trainable_variables]
+        return self._cuts[key], tensors
+
+    @property
+    def is_cut(self) -> bool:
+        """True once a step has called the model."""
+        return bool(self._cuts)
+
+    def held(self, variables: Iterable[Any]) -> list[Any]:
+        """Returns those of a model's variables that this process holds."""
+        if not self.is_cut or self.is_whole:
+            return list(variables)
+        places = (runtime.mp_rank(), EVERYWHERE)
+        return [v for v in variables if self._variables.partition_of(v) in places]
+
+    def numbered(self) -> dict[str, Any]:
+        """Returns the variables that this process holds, by names that differ in no other run."""
+        return {
+            f"variable_{number}": variable
+            for number, variable in enumerate(self._variables.held_by(runtime.mp_rank()))
+        }
+
+    @contextlib.contextmanager
+    def unlimited(self) -> Iterator[None]:
+        """Makes `held` return all variables, with values or without, in this context."""
+        self.is_whole = True
+        try:
+            yield
+        finally:
+            self.is_whole = False
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Makes the model whole in rank 0, in this context, which all ranks enter.
+
+        Yields:
+            bool, whether this is rank 0.
+        """
+        place = runtime.place()
+        if place.dp_rank > 0:  # another copy of the same model
+            yield False
+            return
+        with self._variables.gathered(runtime.mailbox(), place.mp_group, place.mp_rank):
+            if place.mp_rank > 0:
+                yield False
+                return
+            with self.unlimited():
+                yield True
+
+    def _make(self, call: Call, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
+        def whole(*tensors: Any) -> Any:
+            given = iter(tensors)
+            leaves = [next(given) if tf.is_tensor(leaf) else leaf for leaf in flat]
+            args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), leaves)
+            return call.whole(*args, **kwargs)
+
+        config = runtime.current()
+        traced = trace(whole, specs, self._variables.create)
+        if config.auto_partition:
+            partitions = auto_partition.assign(traced, config, self._variables.partitions)
+        else:
+            assert config.default_partition is not None  # `config.check` requires it
+            partitions = cut.assign(traced, config.default_partition)
+        made = cut.cut(traced, partitions, runtime.mp_rank(), config.partitions)
+        self._variables.keep(made.variables, runtime.mp_rank(), call.model.variables)
+        return made
+
+
+# An attribute of the model: a cut refers to the model, so a table of models, even with weak keys,
+# would keep both.
+_ATTRIBUTE = "_nanotf_partitioned"
+
+
+def of(model: Any) -> Partitioned | None:
+    """Returns what is known of a model's partitions; None before its first call."""
+    found: Partitioned | None = vars(model).get(_ATTRIBUTE)
+    return found
+
+
+def is_cut(model: Any) -> bool:
+    """Returns True once a step has cut the model."""
+    known = of(model)
+    return known is not None and known.is_cut
+
+
+def begun(model: Any) -> Partitioned:
+    """Returns what is known of a model's partitions, in its first call a new object."""
+    known = of(model)
+    if known is None:
+        known = Partitioned()
+        object.__setattr__(model, _ATTRIBUTE, known)  # Keras's would look for variables in it
+    return known
+
+
+def _tensor(leaf: Any) -> Any:
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _key(call: Call, flat: Sequence[Any]) -> Any:
+    """Returns what two calls have in common that one trace serves; None if that cannot be told."""
+    structure = tf.nest.map_structure(lambda _: 0, (call.args, call.kwargs))
+    leaves = tuple(
+        (tuple(leaf.shape), leaf.dtype.name) if tf.is_tensor(leaf) else leaf for leaf in flat
+    )
+    try:
+        hash(leaves)
+    except TypeError:
+        return None
+    return repr(structure), leaves

@@ -1,0 +1,127 @@
+"""Traces a step of several partitions, in the order of its schedule.
+
+step (`run`)         actions of this partition in order (`schedule`)
+  F of a microbatch  starts the microbatch's body (`bodies`), which runs until it calls the model;
+                     makes the stage's operations (`passes`), the model being cut in the first
+                     call (`partitioned`, `trace`, `cut`)
+  B of a microbatch  receives the model's results, and lets the body continue: loss, gradients
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.errors import ModelError, UnavailableError
+from nanotf.sagemaker.smp import advice, bodies, exchange, partitioned, runtime, schedule
+from nanotf.sagemaker.smp.microbatch_passes import Line, Pass
+from nanotf.sagemaker.smp.times import Times
+
+_steps = itertools.count()  # all partitions trace the same steps in the same order
+
+
+def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Traces a step.
+
+    Args:
+        function: the user's.
+        parts: sequence of positional and keyword arguments, for each microbatch.
+
+    Returns:
+        list of what `function` returns, for each microbatch.
+
+    Raises:
+        UnavailableError: The function calls a model more than once.
+        ModelError: The model cannot be cut, or only some partitions compute gradients.
+    """
+    graph, number = tf.compat.v1.get_default_graph(), next(_steps)
+    found = [bodies.Body(function, args, kwargs, graph) for args, kwargs in parts]
+    line, passes = Line(Times(runtime.current())), {}
+    numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
+    watch = advice.Watch(f"step{number}", line.times, exchange.gather_now)
+    line.last = [exchange.begin(f"step{number}.data", numbers, watch.begins)]
+    try:
+        for action in schedule.actions(runtime.current(), runtime.mp_rank()):
+            body = found[action.microbatch]
+            if action.kind is schedule.Kind.FORWARD:
+                call = body.start()
+                if call is not None:
+                    line.times.models.add(call.model)
+                    made = _Call(call, line, f"step{number}", action.microbatch)
+                    passes[action.microbatch] = made
+            elif action.microbatch in passes:
+                _continue(body, passes[action.microbatch])
+    finally:
+        for body in found:
+            body.stop()
+    _check_gradients(number, [made.of_stage for made in passes.values()])
+    return [_tensors(body.result) for body in found]
+
+
+def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Returns the results of a model that is called in a step's function.
+
+    Args:
+        model: the model.
+        whole: callable, calls the model uncut.
+        args, kwargs: its arguments.
+    """
+    return bodies.current().call(bodies.Call(model, whole, args, kwargs))
+
+
+class _Call:
+    """A call of the model in a microbatch, begun when it is made."""
+
+    def __init__(self, request: bodies.Call, line: Line, step: str, microbatch: int) -> None:
+        known = partitioned.begun(request.model)
+        cut, self._inputs = known.cut(request)
+        self._structure = cut.structure
+        self.of_stage = Pass(cut, known.trainable, line, step, microbatch)
+        self.of_stage.forward(self._inputs)
+
+    def answer(self) -> Callable[[], Any]:
+        """Makes the operations for the results; returns a function that the body calls for them."""
+        results = self.of_stage.results()
+
+        def joined() -> Any:
+            flat = self.of_stage.joined(self._inputs, results)
+            return tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
+
+        return joined
+
+
+def _continue(body: bodies.Body, made: _Call) -> None:
+    again = body.resume(made.answer())
+    if again is not None:
+        raise UnavailableError(
+            "A step with several partitions calls one model once. Received: a further call, of "
+            f"{again.model.name!r}. Call all parts in one smp.DistributedModel."
+        )
+
+
+def _check_gradients(number: int, passes: Sequence[Pass]) -> None:
+    """Compares the partitions: one that computes no gradient would leave others waiting for it."""
+    own = sum(made.has_gradients for made in passes)
+    counts = exchange.known_everywhere(f"step{number}.gradients", own)
+    if len(set(counts.values())) > 1:
+        without = min(counts, key=lambda partition: counts[partition])
+        raise ModelError(
+            "All partitions must compute gradients in a step, or none. Received: partition "
+            f"{without} computes {counts[without]}, partition {max(counts, key=counts.__getitem__)}"
+            f" {max(counts.values())}. Does it have no trainable variable? Give each partition one."
+        )
+
+
+def _is_of_numbers(leaf: Any) -> bool:
+    kinds = (tf.string, tf.resource, tf.variant)
+    return isinstance(leaf, tf.Tensor) and leaf.dtype not in kinds
+
+
+def _tensors(result: Any) -> Any:
+    """Reads variables and converts numbers among results, as the end of a `tf.function` does."""
+    return tf.nest.map_structure(
+        lambda value: None if value is None else tf.identity(value), result
+    )

@@ -1,0 +1,55 @@
+"""The process of a rank, see `script_ranks`.
+
+    python -m nanotf.sagemaker.smp.rank_process FD PARENT RANK
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+
+from nanotf.console import logger
+from nanotf.sagemaker.smp import runtime
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+from nanotf.sagemaker.smp.script_ranks import Order
+from nanotf.worker import process
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the script of an order.
+
+    Args:
+        arguments: the descriptor of a file with a pickled `Order`, the process id of the parent,
+            and the rank, which is for `ps` alone.
+    """
+    fd, parent, _ = map(int, arguments)
+    process.end_with_parent(parent)
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)  # the position is the parent's, where it has ended to write
+        order: Order = pickle.load(file)
+    placement = order.placement
+    for warning in process.pin(placement.cores if placement.pin else ()):
+        logger.warning("Rank %s %s", placement.rank, warning)
+    process.bind_memory(placement.numa_node)
+    process.write_stacks()
+    _write_whole_lines()
+    mailbox = Mailbox(order.spec)
+    # Registered before the script's handlers, it runs after them.
+    atexit.register(mailbox.close)
+    runtime.enter(mailbox)
+    order.script.run_as_rank()
+
+
+def _write_whole_lines() -> None:
+    """Makes `print` write each line at once, and in one piece: other ranks print, too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

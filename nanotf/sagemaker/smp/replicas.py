@@ -1,0 +1,107 @@
+"""Copies of the model: averages of their gradients, and equal values at the begin.
+
+Every process of a dp_group sends its arrays to the others, in one block that all map, and sums up
+all copies. All do so in the order of ranks, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.errors import CollectiveError
+from nanotf.sagemaker.smp import runtime
+
+Array = np.ndarray[Any, Any]
+
+_equal: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose weights `equalize` has made equal
+
+
+def average_over_replicas(arrays: Sequence[Array]) -> list[Array]:
+    """Averages arrays over the copies of the model: over the processes of this dp_group.
+
+    All of them call this in the same order. The sum is formed in the order of ranks, so all get
+    the same bits. Usable in `tf.numpy_function`.
+
+    Args:
+        arrays: sequence of arrays of floating-point numbers, of the same shapes on all ranks.
+
+    Returns:
+        list of arrays; with one copy, the arguments.
+
+    Raises:
+        CollectiveError: Another rank averages arrays of other types or shapes, or does not call.
+        WorkerDied: A rank has died.
+    """
+    parts = gather_over_replicas(arrays)
+    for other, theirs in zip(runtime.place().dp_group, parts, strict=True):
+        if [(a.dtype, a.shape) for a in theirs] != [(a.dtype, a.shape) for a in arrays]:
+            raise CollectiveError(
+                "All copies of the model must average the same arrays. Received: "
+                f"{_like(arrays)} on rank {runtime.rank()}, {_like(theirs)} on rank {other}."
+            )
+    if len(parts) == 1:
+        return parts[0]
+    return [_mean(copies) for copies in zip(*parts, strict=True)]
+
+
+def _like(arrays: Sequence[Array]) -> str:
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+
+
+def _mean(copies: Sequence[Array]) -> Array:
+    # 16-bit floats are summed with 32 bits and rounded once, as in `Group.all_reduce`.
+    wide = np.float32 if copies[0].dtype.itemsize == 2 else copies[0].dtype
+    total = copies[0].astype(wide)
+    for copy in copies[1:]:
+        total += copy
+    total /= len(copies)
+    return total.astype(copies[0].dtype, copy=False)
+
+
+def gather_over_replicas(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Returns each copy's arrays, in the order of ranks.
+
+    Args:
+        arrays: sequence of arrays, of any shapes.
+
+    Raises:
+        CollectiveError, WorkerDied: As `average_over_replicas`.
+    """
+    own, group = list(arrays), runtime.place().dp_group
+    others = [other for other in group if other != runtime.rank()]
+    if not others:
+        return [own]
+    box, tag = runtime.mailbox(), "smp: copies of the model"
+    box.send_to_all(others, tag, own)
+    what = f"an average over the dp_group {list(group)}"
+    return [own if other == runtime.rank() else box.receive(other, tag, what) for other in group]
+
+
+def equalize(models: Iterable[Any]) -> None:
+    """Gives the weights of each model the values of the first copy, once.
+
+    So a script may set another seed on each copy, for its data. Runs eagerly; all copies call this
+    with the same models.
+
+    Args:
+        models: iterable of built Keras models.
+    """
+    for model in [model for model in models if model not in _equal]:
+        _equal.add(model)
+        if runtime.has_replicas():
+            for variable in model.weights:  # without the states of random generators
+                _equalize(variable)
+
+
+def _equalize(variable: Any) -> None:
+    first, *others = runtime.place().dp_group
+    box, tag = runtime.mailbox(), "smp: first values"
+    if runtime.rank() == first:
+        box.send_to_all(others, tag, [np.asarray(variable)])
+    else:
+        (value,) = box.receive(first, tag, f"the first value of {variable.name}")
+        variable.assign(value)

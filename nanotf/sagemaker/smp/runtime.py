@@ -1,0 +1,246 @@
+"""This process's configuration, place and mailbox.
+
+`nanotf run --smp` starts the ranks (`script_ranks`), and gives each its mailbox by `enter`, before
+the script begins. Without it, this process is the only one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import pathlib
+import shlex
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
+from nanotf.region import context
+from nanotf.sagemaker.smp import rank_groups
+from nanotf.sagemaker.smp.config import Config, is_int, load
+from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+
+_config: Config | None = None
+_mailbox: Mailbox | None = None  # of a rank; `enter` sets it
+_hooks: list[Callable[[], Any]] = []
+# The `trace.Notes` of the model's call that is traced.
+_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
+# The models that steps have called, in the order of their first calls.
+called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+# Set while the code of a step, or of `save_model`, calls models.
+calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+
+
+def enter(mailbox: Mailbox | None) -> None:
+    """Makes this process a rank. Called before the user's script begins.
+
+    Args:
+        mailbox: `Mailbox`, or None, which makes this process the only one again.
+    """
+    global _mailbox, _config
+    _mailbox, _config = mailbox, None
+
+
+def is_rank() -> bool:
+    """Returns True if this process is one of several ranks."""
+    return _mailbox is not None
+
+
+def mailbox() -> Mailbox:
+    """Returns this rank's mailbox. Raises `JobError` in a process that is the only one."""
+    if _mailbox is None:
+        raise JobError(
+            "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
+        )
+    return _mailbox
+
+
+def init(config: dict[str, Any] | None = None) -> None:
+    """Begins smp in this process. Call it before any other function of smp.
+
+    A later call begins anew with another configuration; functions decorated by `smp.step` are
+    traced again.
+
+    Args:
+        config: dict, default None, which reads the environment variable `SM_HP_MP_PARAMETERS`
+            (JSON). The keys and defaults are those of SageMaker's smp; "partitions" is required.
+            Equal on all ranks.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule, or the
+            number of processes is not divisible by the number of partitions.
+        JobError: It asks for more than one partition in a process that is the only one.
+        CollectiveError: In a later call: ranks have different configurations.
+        UnavailableError: The call is in a `@nano` function with several workers.
+    """
+    global _config
+    found = load(config, os.environ)
+    if context.size() > 1:
+        raise UnavailableError(
+            "nanotf.smp does not run in a @nano function with several workers. Received: "
+            f"smp.init() in one with {context.size()} workers. Call it in your own process."
+        )
+    if _mailbox is not None:
+        _mailbox.introduce(_place(found).mp_rank, repr(found))
+    elif found.partitions > 1:
+        raise JobError(
+            "Each partition of a model needs a process. Received: partitions="
+            f"{found.partitions}, in the only process. Start the script with\n"
+            f"    {command(found.partitions)}\n"
+            "A larger number, divisible by that of partitions, trains several copies."
+        )
+    _config = found
+    _hooks.clear()
+
+
+def command(processes: int | None) -> str:
+    """Returns the command that starts this script as so many ranks."""
+    is_script = pathlib.Path(sys.argv[0]).is_file()
+    words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
+    return f"nanotf run --smp -n {processes} {shlex.join(words)}"
+
+
+def current() -> Config:
+    """Returns the configuration. Raises `JobError` before `init`."""
+    if _config is None:
+        raise JobError("smp must be initialized first. Received: no call of smp.init() so far.")
+    return _config
+
+
+def place() -> rank_groups.Place:
+    """Returns this process's place."""
+    return _place(current())
+
+
+def _place(config: Config) -> rank_groups.Place:
+    rank, size = (0, 1) if _mailbox is None else (_mailbox.rank, _mailbox.size)
+    return rank_groups.place(rank, size, config.partitions, config.placement_strategy)
+
+
+def rank() -> int:
+    """Returns this process's rank, 0 to `size() - 1`."""
+    return place().rank
+
+
+def size() -> int:
+    """Returns the number of processes: `mp_size() * dp_size()`."""
+    return place().size
+
+
+def local_rank() -> int:
+    """Returns this process's rank on its host."""
+    return place().rank
+
+
+def local_size() -> int:
+    """Returns the number of processes on this host."""
+    return place().size
+
+
+def mp_rank() -> int:
+    """Returns the partition that this process holds."""
+    return place().mp_rank
+
+
+def mp_size() -> int:
+    """Returns the number of partitions."""
+    return place().mp_size
+
+
+def dp_rank() -> int:
+    """Returns the copy of the model to which this process belongs; use it to choose data."""
+    return place().dp_rank
+
+
+def dp_size() -> int:
+    """Returns the number of copies of the model."""
+    return place().dp_size
+
+
+def get_mp_group() -> list[int]:
+    """Returns the ranks of the processes that hold this copy of the model."""
+    return list(place().mp_group)
+
+
+def get_dp_group() -> list[int]:
+    """Returns the ranks of the processes that hold this partition."""
+    return list(place().dp_group)
+
+
+def has_replicas() -> bool:
+    """Returns True if there are several copies of the model."""
+    return _mailbox is not None and dp_size() > 1
+
+
+def num_microbatches() -> int:
+    """Returns the number of microbatches of a step."""
+    return current().microbatches
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Assigns the operations in this context to a partition; the innermost context wins.
+
+    Ignored with `auto_partition`, which is the default.
+
+    Args:
+        index: int, less than `partitions`.
+
+    Raises:
+        InvalidArgumentError: There is no such partition.
+    """
+    found = current()
+    if not found.auto_partition and not (is_int(index) and 0 <= index < found.partitions):
+        raise InvalidArgumentError(
+            "The index of smp.partition must be less than the number of partitions. Received: "
+            f"index={index!r}, partitions={found.partitions}."
+        )
+    notes = _notes.get()
+    if notes is None or found.auto_partition:
+        yield
+        return
+    with notes.assigned(index):
+        yield
+
+
+@contextlib.contextmanager
+def noted(notes: Any) -> Iterator[None]:
+    """Makes `partition` note operations in this context.
+
+    Args:
+        notes: `trace.Notes`.
+    """
+    before = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(before)
+
+
+def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
+    """Registers a function of no arguments that runs once, eagerly, in the first step.
+
+    It runs after the model is built and before the step computes. Returns the function, so that it
+    can be used as a decorator.
+    """
+    current()
+    _hooks.append(hook)
+    return hook
+
+
+def run_hooks() -> None:
+    """Runs and forgets the registered functions."""
+    while _hooks:
+        _hooks.pop(0)()
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Lets models be called in this context."""
+    before = calling.set(True)
+    try:
+        yield
+    finally:
+        calling.reset(before)

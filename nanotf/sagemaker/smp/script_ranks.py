@@ -1,0 +1,280 @@
+"""`nanotf run --smp`: N processes run the script, each as a rank of `nanotf.smp`.
+
+    nanotf run --smp -n 2 train.py
+      | owner of the mailboxes, watches the processes
+      +-- rank 0   pinned; its output is this process's
+      +-- rank 1   pinned; its lines have the prefix "[1] "
+
+A rank that fails fails all: the others raise `WorkerDied` in their next call that communicates, and
+are stopped if they make none. A rank that waits for longer than NANOTF_STALL_SECONDS is named in a
+warning. `rank_process` is the code of a rank's process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nanotf.console import say
+from nanotf.errors import InvalidArgumentError, UnavailableError, WorkerDied, describe_exit
+from nanotf.machine import cluster, neighbours, topology
+from nanotf.machine.interpreter import python_command
+from nanotf.pool.local import worker_variables
+from nanotf.pool.stalls import stall_seconds
+from nanotf.sagemaker.jobs.processes import Output, Program
+from nanotf.sagemaker.smp import config
+from nanotf.sagemaker.smp import rank_groups as places
+from nanotf.wire.memory_files import anonymous_file
+
+if TYPE_CHECKING:
+    from nanotf.sagemaker.smp.mailboxes.mailbox import MailboxSpec
+    from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner
+
+_LOOK_SECONDS = 0.1  # between looks at the processes, without output
+_NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then SIGTERM
+_TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
+
+
+class Script(Protocol):
+    """A script that ranks can run; picklable."""
+
+    def run_as_rank(self) -> None:
+        """Runs the script in this process, a rank."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The task of a rank's process.
+
+    Args:
+        script: `Script`.
+        placement: `topology.Placement`, its rank and cores.
+        spec: `MailboxSpec`.
+    """
+
+    script: Script
+    placement: topology.Placement
+    spec: MailboxSpec
+
+
+def number(
+    flag: bool, num_processes: int | str | None, hosts: str | None, environ: Mapping[str, str]
+) -> int | None:
+    """Returns the number of ranks that should run a script; None if it runs in this process.
+
+    Ranks run it with `--smp`, or if `SM_HP_MP_PARAMETERS` asks for several partitions.
+
+    Args:
+        flag: bool, whether `--smp` is given.
+        num_processes: int, "auto" or None, the value of `-n`; the last two mean the number of
+            partitions of `SM_HP_MP_PARAMETERS`.
+        hosts: str or None, the value of `--hosts`.
+        environ: mapping, environment variables.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: The number is missing, is not divisible by
+            the number of partitions, or the configuration breaks a rule.
+        UnavailableError: There are several hosts.
+    """
+    wanted = config.load(None, environ) if config.VARIABLE in environ else None
+    if not flag and (wanted is None or wanted.partitions == 1):
+        return None
+    if num_processes in (None, topology.AUTO) and wanted is not None:
+        num_processes = wanted.partitions
+    if not isinstance(num_processes, int):
+        raise InvalidArgumentError(
+            "`nanotf run --smp` needs the number of processes. Received: "
+            f"-n {num_processes}, and no {config.VARIABLE}. Pass -n N, divisible by the number of "
+            "partitions that the script passes to smp.init()."
+        )
+    size = topology.check_num_processes(num_processes)
+    if wanted is not None:
+        places.place(0, size, wanted.partitions)
+    found = cluster.find(environ, hosts)
+    if found.size > 1:
+        raise UnavailableError(
+            "The ranks of nanotf.smp run on one host. Received: the hosts "
+            f"{', '.join(found.hosts)} (from {found.source}). Run the command on one of them, "
+            "outside the launcher."
+        )
+    return size
+
+
+def run(script: Script, size: int) -> int:
+    """Runs a script in `size` processes.
+
+    Args:
+        script: `Script`.
+        size: int, number of ranks.
+
+    Returns:
+        0 if all ranks have ended as they should; else the exit code of the first that has not.
+
+    Raises:
+        PlacementError: The machine has too few cores.
+    """
+    # Imports NumPy, which the other commands do without.
+    from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
+
+    plan = neighbours.plan(size)
+    with ExitStack() as stack:
+        owner = MailboxOwner(size, stall_seconds())
+        stack.callback(owner.close)
+        output = Output(_write)
+        stack.callback(output.close)
+        crew = _Ranks(owner, output)
+        stack.callback(crew.kill)
+        for placement in plan.placements:
+            crew.start(Order(script, placement, owner.spec(placement.rank)))
+        stack.enter_context(_forwarded(crew))
+        stack.enter_context(supervised(owner))
+        crew.watch()
+        output.drain()
+    return crew.result()
+
+
+class _Ranks:
+    """The processes of all ranks.
+
+    Args:
+        owner: `MailboxOwner`.
+        output: `Output`, reads the output of all but the first.
+    """
+
+    def __init__(self, owner: MailboxOwner, output: Output) -> None:
+        self._owner, self._output = owner, output
+        self._programs: list[Program] = []
+        self._failed: WorkerDied | None = None
+        self._code = 0
+        self._is_interrupted = False  # by a signal to this process
+        self._killing_at: float | None = None  # when SIGKILL follows
+        self._terminating_at: float | None = None  # when SIGTERM follows
+
+    def start(self, order: Order) -> None:
+        """Starts a rank's process."""
+        rank, data = order.placement.rank, pickle.dumps(order)
+        fd = anonymous_file(0, fixed=False)
+        try:
+            os.write(fd, data)
+            command = python_command(
+                "nanotf.sagemaker.smp.rank_process", str(fd), str(os.getpid()), str(rank)
+            )
+            pipe = None if rank == 0 else subprocess.PIPE
+            process = subprocess.Popen(
+                command,
+                env=worker_variables(order.placement, os.environ),
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                pass_fds=[fd, *order.spec.fds],
+                start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it
+            )
+        finally:
+            os.close(fd)
+        program = Program(str(rank), command, process)
+        self._programs.append(program)
+        self._owner.release(rank)
+        if rank > 0:
+            self._output.add(program)
+
+    def watch(self) -> None:
+        """Waits until all have ended."""
+        running = dict(enumerate(self._programs))
+        while running:
+            if self._output.is_open:
+                self._output.read(_LOOK_SECONDS)
+            else:
+                time.sleep(_LOOK_SECONDS)
+            for rank, program in list(running.items()):
+                if not program.is_running:
+                    del running[rank]
+                    self._note_end(rank, program)
+            self._hurry(list(running.values()))
+
+    def send(self, number: int) -> None:
+        """Sends a signal to all; after some seconds, SIGKILL."""
+        for program in self._programs:
+            if program.is_running:
+                program.process.send_signal(number)
+        self._is_interrupted = True
+        if self._killing_at is None:
+            self._killing_at = time.monotonic() + _NEWS_SECONDS + _TERM_SECONDS
+
+    def kill(self) -> None:
+        """Kills what is left of the processes and of those that they have started."""
+        for program in self._programs:
+            program.kill_group()
+            program.process.wait()
+
+    def result(self) -> int:
+        """Says which rank has failed, if one has. Returns the exit code."""
+        if self._failed is not None and not self._is_interrupted:
+            say(self._failed.message, sys.stderr)
+        return self._code
+
+    def _note_end(self, rank: int, program: Program) -> None:
+        if program.exit_code == 0:
+            self._owner.tell_ended(rank)
+        elif self._code == 0:
+            self._code = program.exit_code
+            self._failed = self._died(rank, program)
+            self._owner.fail(self._failed)
+            self._terminating_at = time.monotonic() + _NEWS_SECONDS
+
+    def _died(self, rank: int, program: Program) -> WorkerDied:
+        self._owner.read()  # its partition may have come just before its end
+        phrase, code, number = describe_exit(program.process.returncode)
+        partition = self._owner.partitions.get(rank)
+        of = f"partition {partition}, " if partition is not None else ""
+        return WorkerDied(
+            f"rank {rank} ({of}process {program.process.pid}) {phrase}",
+            rank=rank,
+            pid=program.process.pid,
+            exit_code=code,
+            signal=number,
+            log_tail=program.last_errors(),
+            partition=partition,
+        )
+
+    def _hurry(self, running: list[Program]) -> None:
+        """Stops ranks that have not ended by themselves in time after one has failed."""
+        now = time.monotonic()
+        if self._terminating_at is not None and now > self._terminating_at:
+            self._terminating_at = None
+            self._killing_at = now + _TERM_SECONDS
+            for program in running:
+                program.terminate()
+        if self._killing_at is not None and now > self._killing_at:
+            for program in running:
+                program.kill_group()
+
+
+@contextmanager
+def _forwarded(crew: _Ranks) -> Iterator[None]:
+    """Forwards SIGINT and SIGTERM to the ranks, which end as the script decides."""
+
+    def forward(number: int, _: Any) -> None:
+        crew.send(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(program: Program, line: bytes, is_error: bool) -> None:
+    """Prints a line of a rank other than the first, with its rank as prefix."""
+    stream = sys.stderr if is_error else sys.stdout
+    stream.write(f"[{program.host}] {line.decode(errors='replace')}")
+    stream.flush()

@@ -1,0 +1,125 @@
+"""A model that steps may call, saved as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.sagemaker.smp import communication, partitioned, pipeline, runtime
+
+SAVE_PATH = "/opt/ml/model"
+
+
+def _of_this_partition(name: str) -> property:
+    """Returns a property of `tf.keras.Model`, limited to the variables that this process holds."""
+    inherited = getattr(tf.keras.Model, name)
+
+    def held(self: Any) -> list[Any]:
+        found, known = inherited.fget(self), partitioned.of(self)
+        return list(found) if known is None else known.held(found)
+
+    return property(held)
+
+
+class StepModel(tf.keras.Model):  # type: ignore[misc]
+    """A `tf.keras.Model` that steps call: the base of `smp.DistributedModel`.
+
+    Args:
+        *args, **kwargs: as for `tf.keras.Model`.
+
+    Raises:
+        JobError: The model is called outside a function decorated by `smp.step`.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not runtime.calling.get():
+            raise JobError(
+                "A smp.DistributedModel is called in a function decorated by smp.step. Received: "
+                f"a call of {self.name!r} outside one. Put the call into such a function; for "
+                "fit(), evaluate() and predict(), derive the model from tf.keras.Model."
+            )
+        if getattr(self, "_nanotf_spec", None) is None and args:
+            self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        runtime.called.setdefault(self)
+        known = partitioned.of(self)
+        if runtime.mp_size() == 1 or (known is not None and known.is_whole):
+            return super().__call__(*args, **kwargs)
+        return pipeline.call(self, super().__call__, args, kwargs)
+
+    variables = _of_this_partition("variables")
+    trainable_variables = _of_this_partition("trainable_variables")
+    non_trainable_variables = _of_this_partition("non_trainable_variables")
+    weights = _of_this_partition("weights")
+    trainable_weights = _of_this_partition("trainable_weights")
+    non_trainable_weights = _of_this_partition("non_trainable_weights")
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses of regularizers and `add_loss`, with one partition."""
+        known = partitioned.of(self)
+        if known is None or not known.is_cut or known.is_whole:
+            return list(super().losses)
+        with known.unlimited():
+            found = super().losses
+        if found:
+            raise UnavailableError(
+                "A model in several partitions has no losses of its own: each process knows those "
+                f"of its own part alone. Received: {self.name!r} with {len(found)} losses of "
+                "regularizers or add_loss. Return them from the model's call, or use "
+                "partitions=1."
+            )
+        return []
+
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
+        """Saves the whole model. Call it in all ranks; rank 0 writes.
+
+        Args:
+            save_path: str or path-like, default "/opt/ml/model", the folder of a SavedModel. Its
+                endpoint `serve` computes without training. A path that ends in ".keras" or ".h5"
+                gets a file of Keras; in ".weights.h5", the weights alone.
+
+        Raises:
+            ModelError: No step has called the model yet, so it has no variables.
+        """
+        path = os.fspath(save_path)
+        spec = getattr(self, "_nanotf_spec", None)
+        if spec is None:
+            raise ModelError(
+                "A model is saved after a step has called it. Received: save_model() of "
+                f"{self.name!r}, which no step has called."
+            )
+        if runtime.mp_size() == 1:
+            self._save(path, spec)
+            return
+        with partitioned.begun(self).whole() as is_first:
+            if is_first:
+                self._save(path, spec)
+        communication.barrier()  # no rank continues before the file is complete
+
+    def _save(self, path: str, spec: Any) -> None:
+        with runtime.allowed():
+            if path.endswith(".weights.h5"):
+                self.save_weights(path)
+            elif path.endswith((".keras", ".h5")):
+                self.save(path)
+            elif is_keras_3():
+                self._export(path, spec)
+            else:
+                self.save(path, save_format="tf")
+
+    def _export(self, path: str, spec: Any) -> None:
+        # `export` of Keras 3 describes the inputs by what it recorded when it built the model,
+        # which is a microbatch with a fixed number of rows.
+        archive = tf.keras.export.ExportArchive()
+        archive.track(self)
+        archive.add_endpoint("serve", lambda x: self(x, training=False), [spec])
+        archive.write_out(path, verbose=False)
+
+
+def _spec(tensor: Any) -> Any:
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

@@ -1,0 +1,202 @@
+"""`smp.last_report()`: where the time of a step went in each process, and its memory.
+
+report = smp.last_report()       on all ranks
+print(report)                    a table
+report.plot("pipeline.png")      a row for each process
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import textwrap
+from collections.abc import Iterator
+
+from nanotf.errors import JobError, NanoError, UnavailableError
+from nanotf.sagemaker.smp import communication, runtime, times
+from nanotf.sagemaker.smp.rank_report import RankReport
+from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.times import Execution, Interval
+
+_MIB = 2**20
+_WIDTH = 100  # of lines of text
+_NO_BREAK = "\xa0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A step of all processes.
+
+    Args:
+        partitions, microbatches: int.
+        pipeline: str.
+        ranks: tuple of `RankReport`, by rank.
+    """
+
+    partitions: int
+    microbatches: int
+    pipeline: str
+    ranks: tuple[RankReport, ...]
+
+    @property
+    def whole(self) -> Interval:
+        """From when the first process began the step to when the last one ended it."""
+        wholes = [execution.whole for execution in self._executions()] or [Interval(0, 0)]
+        return Interval(min(w.began for w in wholes), max(w.ended for w in wholes))
+
+    @property
+    def seconds(self) -> float:
+        """Length of the step; 0 with one partition."""
+        return self.whole.length / 1e9
+
+    @property
+    def title(self) -> str:
+        """The step and its length."""
+        microbatches = _counted(self.microbatches, "microbatch", "microbatches")
+        text = f"{_counted(self.partitions, 'partition', 'partitions')}, {microbatches}"
+        numbers = [execution.number for execution in self._executions()]
+        if not numbers:
+            return text
+        return f'Step {numbers[0]} in {text}, "{self.pipeline}": {1e3 * self.seconds:.2f} ms'
+
+    def __str__(self) -> str:
+        lines = [self.title, *_table(self)]
+        if self.seconds:
+            lines += ["", "Begin and end of forward (F) and backward (B) passes, ms:"]
+            lines += [line for each in self.ranks for line in _passes(each, self.whole.began)]
+        return "\n".join(lines)
+
+    def plot(self, path: str | os.PathLike[str] = "nanotf_pipeline.png") -> str:
+        """Draws the pipeline: a row for each process, its passes numbered by microbatch.
+
+        Any rank may call it. On several, pass different paths, or test `smp.rank() == 0`.
+
+        Args:
+            path: str or path-like, default "nanotf_pipeline.png"; the suffix sets the format.
+
+        Returns:
+            The path.
+
+        Raises:
+            NanoError: matplotlib is not installed.
+            UnavailableError: There is one partition, so no pipeline.
+        """
+        if self.partitions == 1:
+            raise UnavailableError(
+                "plot() draws the pipeline of several partitions. Received: partitions=1. Print "
+                "the report for its memory."
+            )
+        try:
+            from nanotf.sagemaker.smp import step_chart
+        except ImportError as error:
+            raise NanoError(
+                "plot() draws with matplotlib, which is not installed. Received: "
+                f"plot({os.fspath(path)!r}). Run `pip install matplotlib`, or print the report."
+            ) from error
+        step_chart.draw(path, self.title, self.ranks, self.whole)
+        return os.fspath(path)
+
+    def _executions(self) -> list[Execution]:
+        return [each.execution for each in self.ranks if each.execution is not None]
+
+
+_of_workers: Report | None = None  # of the last `fit` that has started the ranks
+
+
+def remember(report: Report | None) -> None:
+    """Sets the report that `last_report` returns in a process that is no rank."""
+    global _of_workers
+    _of_workers = report
+
+
+def last_report() -> Report:
+    """Returns the times and the memory of the last step. All ranks call it, and all get it.
+
+    Of the steps that ran last, one with gradients is preferred to one without, such as that of an
+    evaluation. With one partition, the report has no times. In a script whose `fit` has started the
+    ranks, it is that of the last `fit`, which also returns it, as `history.nanotf`.
+
+    Returns:
+        A `Report`.
+
+    Raises:
+        JobError: No step ran since `smp.init`.
+        CollectiveError, WorkerDied: As `smp.allgather`.
+    """
+    if _of_workers is not None and not runtime.is_rank():
+        return _of_workers
+    config, place = runtime.current(), runtime.place()
+    recorded = times.last(config)
+    models = list(runtime.called if recorded is None else recorded.models)
+    if not models or (recorded is None and config.partitions > 1):
+        raise JobError(
+            "A report describes a step that has run. Received: smp.last_report() before a step "
+            "with a model. Call it after training."
+        )
+    from nanotf.sagemaker.smp import memory  # imports TensorFlow
+
+    peak = memory.peak_bytes()  # before this function adds to it
+    held = [weight for model in models for weight in model.weights]
+    weights, others = memory.variable_bytes(held)
+    own = RankReport(
+        rank=place.rank,
+        partition=place.mp_rank,
+        copy=place.dp_rank,
+        execution=None if recorded is None else recorded.last(),
+        weight_bytes=weights,
+        other_variable_bytes=others,
+        peak_bytes=peak,
+    )
+    ranks = tuple(communication.allgather(own))
+    return Report(config.partitions, config.microbatches, config.pipeline, ranks)
+
+
+# ---------------------------------------------------------------------------------- text
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def _table(report: Report) -> Iterator[str]:
+    """Yields a line for each process, under headings of three lines."""
+    of_time = [
+        [f"{1e3 * seconds:.2f}" for seconds in _times(each)] if each.execution else ["-"] * 4
+        for each in report.ranks
+    ]
+    rows = [
+        [
+            *(str(number) for number in (each.rank, each.copy, each.partition)),
+            *texts,
+            *(f"{number / _MIB:.1f}" for number in _memory(each)),
+        ]
+        for each, texts in zip(report.ranks, of_time, strict=True)
+    ]
+    headings = [
+        ["", "", "", "forward", "backward", "waiting", "other", "weights", "other", "peak"],
+        ["", "", "", "", "", "", "", "", "variables", "memory"],
+        ["rank", "copy", "partition", *["ms"] * 4, *["MiB"] * 3],
+    ]
+    lines = [*headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  ".join(f"{text:>{n}}" for text, n in zip(line, widths, strict=True))
+
+
+def _times(each: RankReport) -> tuple[float, ...]:
+    return each.seconds(Kind.FORWARD), each.seconds(Kind.BACKWARD), each.waiting, each.other
+
+
+def _memory(each: RankReport) -> tuple[int, ...]:
+    return each.weight_bytes, each.other_variable_bytes, each.peak_bytes
+
+
+def _passes(each: RankReport, origin: int) -> list[str]:
+    """Returns the lines that name a process's passes."""
+    texts = [
+        f"{block.kind.value}{block.microbatch}{_NO_BREAK}"
+        f"{(block.time.began - origin) / 1e6:.2f}-{(block.time.ended - origin) / 1e6:.2f}"
+        for block in each.blocks
+    ]
+    head = f"rank {each.rank}  "
+    rest = " " * len(head)
+    lines = textwrap.wrap("  ".join(texts), _WIDTH, initial_indent=head, subsequent_indent=rest)
+    return [line.replace(_NO_BREAK, " ") for line in lines]

@@ -1,0 +1,197 @@
+"""`smp.step`: a training step, run once for each microbatch.
+
+The step is one graph. It calls the graph of the user's function once for each microbatch; each call
+waits for the results of the one before it. So the activations of only one microbatch exist at a
+time, and variables that the function assigns (moving averages, metrics) see the microbatches in
+order. The function is traced once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import graphs
+from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+)
+from nanotf.sagemaker.smp import pipeline, replicas, runtime
+from nanotf.sagemaker.smp.shares import Shares
+from nanotf.sagemaker.smp.slicing import Slicing
+from nanotf.sagemaker.smp.step_output import StepOutput
+
+_OF_BODY = ("autograph", "experimental_autograph_options")
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    *,
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Any:
+    """Makes a function run once for each microbatch of its batch.
+
+    Each tensor among the arguments, also in lists, tuples, sets and dicts, is split into
+    `microbatches` equal parts. An object with a method `smp_slice(num_mb, mb, axis)` splits itself.
+    Apply, clip and reduce gradients outside, after `StepOutput.accumulate`.
+
+    Args:
+        function: the function; None if the decorator is written with arguments.
+        non_split_inputs: iterable of str, default empty, arguments that are not split.
+        input_split_axes: mapping of an argument's name to the axis to split; the default is 0.
+        **options: the arguments of `tf.function`.
+
+    Returns:
+        A function that returns the structure that `function` returns, of `StepOutput`s.
+
+    Raises:
+        InvalidArgumentError: An argument is named that the function does not have; or, in a call,
+            a batch is not divisible by the number of microbatches.
+
+    Example:
+        >>> @smp.step
+        ... def get_gradients(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = loss_object(y, model(x, training=True))
+        ...     return tape.gradient(loss, model.trainable_variables), loss
+    """
+    if function is None:
+        return functools.partial(
+            step, non_split_inputs=non_split_inputs, input_split_axes=input_split_axes, **options
+        )
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            f"@smp.step decorates a function. Received: {function!r}. Pass options by name."
+        )
+    if isinstance(non_split_inputs, str):
+        raise InvalidArgumentTypeError(
+            "non_split_inputs must be a list of names. Received: "
+            f"non_split_inputs={non_split_inputs!r}. Write [{non_split_inputs!r}]."
+        )
+    signature = inspect.signature(function)
+    slicing = Slicing(signature, frozenset(non_split_inputs), dict(input_split_axes or {}))
+    slicing.check()
+    made = Step(function, slicing, options)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return made(*args, **kwargs)
+
+    return call
+
+
+class Step:
+    """A decorated function.
+
+    Args:
+        function: the user's.
+        slicing: `Slicing`, or `Shares`.
+        options: dict, arguments of `tf.function`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], slicing: Slicing | Shares, options: dict[str, Any]
+    ) -> None:
+        self._function, self._slicing, self._options = function, slicing, options
+        self._graphs: Any = None
+        self._config: Any = None  # of the call of `init` for which the graphs were made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = runtime.current()
+        if self._config is not found:
+            self._graphs, self._config = self._make(), found
+        results = self._graphs(*args, **kwargs)
+        if all(part is None for part in tf.nest.flatten(results)):
+            raise ModelError(
+                "A step's function must return a tensor that depends on the model's output. "
+                f"Received: {self._function.__name__} returns None."
+            )
+        return tf.nest.map_structure(_output, *results)
+
+    def _make(self) -> Any:
+        of_body = {name: self._options[name] for name in _OF_BODY if name in self._options}
+        whole = runtime.mp_size() == 1
+        body = self._allowed()
+        if whole:
+            body = tf.function(body, **of_body)
+        elif of_body.get("autograph", True):
+            body = graphs.converted(body, of_body.get(_OF_BODY[1]))
+        of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
+
+        def microbatches(*batch: Any, **named: Any) -> list[Any]:
+            parts = self._slicing.split(batch, named, runtime.num_microbatches())
+            results = _one_by_one(body, parts) if whole else pipeline.run(body, parts)
+            with tf.init_scope():
+                replicas.equalize(runtime.called)
+                runtime.run_hooks()
+            return results
+
+        microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
+        return tf.function(microbatches, autograph=False, **of_all)
+
+    def _allowed(self) -> Callable[..., Any]:
+        """Returns the user's function, in which models may be called."""
+        function = self._function
+
+        @functools.wraps(function)
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with runtime.allowed():
+                return function(*args, **kwargs)
+
+        return body
+
+
+def _one_by_one(body: Any, parts: Sequence[Any]) -> list[Any]:
+    """Calls a `tf.function` for each microbatch, once the one before has ended."""
+    results: list[Any] = []
+    before: list[Any] = []
+    for own_args, own_kwargs in parts:
+        with tf.control_dependencies(before):
+            args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
+            results.append(body(*args, **kwargs))
+        flat = tf.nest.flatten(results[-1], expand_composites=True)
+        # TensorFlow may inline the call. What depends on the call's operation then waits
+        # for its side effects alone; what depends on a copy of a result, for the result.
+        before = [tf.identity(part).op for part in flat if part is not None]
+    return results
+
+
+def _anew(value: Any) -> Any:
+    """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
+    return tf.identity(value) if isinstance(value, (tf.Tensor, tf.RaggedTensor)) else value
+
+
+def _output(*parts: Any) -> StepOutput | None:
+    return None if parts[0] is None else StepOutput(parts)
+
+
+def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
+    """Returns the gradients of a loss, in a step without a `tf.GradientTape`.
+
+    For scripts that call `optimizer.get_gradients`, which Keras 3 does not have.
+
+    Args:
+        loss: tensor, computed in this step.
+        variables: sequence of variables.
+
+    Returns:
+        list of tensors; None for a variable that the loss does not depend on.
+
+    Raises:
+        InvalidArgumentError: The call is not in a function decorated by `smp.step`.
+    """
+    if tf.executing_eagerly() or not runtime.calling.get():
+        raise InvalidArgumentError(
+            "smp.gradients is called in a function decorated by smp.step. Received: a call "
+            "outside one. Use a tf.GradientTape there."
+        )
+    found: list[Any] = tf.gradients(loss, [tf_variable(variable) for variable in variables])
+    return found

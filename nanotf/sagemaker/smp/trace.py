@@ -1,0 +1,125 @@
+"""Traces a model's call and notes the partition of each of its operations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.graphs import SideEffects
+from nanotf.compat.keras_common import around_layers, flat_layers, is_keras_own
+from nanotf.errors import ModelError
+from nanotf.sagemaker.smp import runtime
+
+
+class Notes:
+    """The partitions of a graph's operations, as `smp.partition` assigns them.
+
+    Args:
+        graph: `tf.Graph`, of the traced call.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self.partitions: dict[str, int] = {}  # by the operation's name
+        self.layers: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def assigned(self, partition: int) -> Iterator[None]:
+        """Assigns operations made in this context, except those of contexts inside it."""
+        before = len(self._graph.get_operations())
+        yield
+        for operation in self._graph.get_operations()[before:]:
+            self.partitions.setdefault(operation.name, partition)
+
+    @contextlib.contextmanager
+    def of_layer(self, layer: Any) -> Iterator[None]:
+        """Notes the operations made in this context as those of a layer.
+
+        A model, and a layer of the user's that has others in it, can be cut inside.
+        """
+        tf_model, inside = tf.keras.Model, len(flat_layers(layer)) > 1
+        if isinstance(layer, tf_model) or (inside and not is_keras_own(type(layer))):
+            yield
+            return
+        before = len(self._graph.get_operations())
+        yield
+        self.layers.append([op.name for op in self._graph.get_operations()[before:]])
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced call.
+
+    Args:
+        function: what `tf.compat.v1.wrap_function` returns.
+        inputs: list of tensors in its graph, one for each tensor among the arguments.
+        outputs: list of tensors in its graph.
+        structure: the model's results, for `tf.nest.pack_sequence_as`.
+        partitions: dict from an operation's name to its partition, for operations inside a
+            `smp.partition`.
+        effects: set of operations that must run although no result depends on them.
+        layers: list of lists of str, the names of the operations that each layer makes.
+    """
+
+    function: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    structure: Any
+    partitions: dict[str, int]
+    effects: set[Any]
+    layers: list[list[str]]
+
+    @property
+    def operations(self) -> list[Any]:
+        """The graph's operations, each after those it depends on."""
+        found: list[Any] = self.function.graph.get_operations()
+        return found
+
+    def resources(self) -> dict[int, Any]:
+        """Returns the captured resources: the id of the tensor in the graph, and that outside."""
+        pairs = self.function.graph.captures
+        return {id(inner): outer for outer, inner in pairs if inner.dtype == tf.resource}
+
+
+def trace(call: Callable[..., Any], specs: Sequence[Any], creator: Callable[..., Any]) -> Traced:
+    """Traces a call.
+
+    Args:
+        call: takes one tensor for each of `specs`, and returns a nested structure of tensors.
+        specs: sequence of `tf.TensorSpec`.
+        creator: makes the variables, see `tf.variable_creator_scope`.
+
+    Raises:
+        ModelError: The call returns something else than tensors.
+    """
+    found: dict[str, Any] = {}
+    effects = SideEffects()
+
+    def traced(*inputs: Any) -> Any:
+        notes = Notes(tf.compat.v1.get_default_graph())
+        # This scope is inside one that keeps variables by name, which Keras 3 uses twice.
+        scopes = (runtime.noted(notes), around_layers(notes.of_layer))
+        with tf.variable_creator_scope(creator), effects.ordered(), scopes[0], scopes[1]:
+            results = call(*inputs)
+        flat = tf.nest.flatten(results, expand_composites=True)
+        _check_results(flat)
+        found.update(inputs=list(inputs), structure=results, partitions=notes.partitions)
+        found["layers"] = notes.layers
+        found["outputs"] = [tf.convert_to_tensor(part) for part in flat]
+        return found["outputs"]
+
+    function = tf.compat.v1.wrap_function(traced, list(specs))
+    return Traced(function=function, effects=effects.operations, **found)
+
+
+def _check_results(flat: Sequence[Any]) -> None:
+    for part in flat:
+        if not tf.is_tensor(part):
+            raise ModelError(
+                "A model that is cut into partitions returns tensors, in any nested structure. "
+                f"Received: {part!r} among the results of its call."
+            )
