@@ -18,11 +18,11 @@ from nanotf.keras import (
 )
 from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
-from nanotf.parent.mapping import imap, map
-from nanotf.parent.report import last_report
+from nanotf.parent.map.mapping import imap, map
 from nanotf.pool.warm import shutdown, worker_pids
 from nanotf.region.checkpoints import CheckpointManager
 from nanotf.region.context import get_strategy, is_chief, rank, size
+from nanotf.report.call_report import last_report
 from nanotf.sagemaker.jobs.job import job
 from nanotf.tuning.search import search
 

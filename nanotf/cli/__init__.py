@@ -32,7 +32,7 @@ from nanotf.cli.run import Script
 from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.parent import auto_cache
+from nanotf.parent.auto import choice_cache
 from nanotf.parent.defaults import PRECISIONS, TUNE, tune
 
 _Done = TypeVar("_Done")
@@ -285,9 +285,9 @@ def _add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     if parsed.clear:
-        say(f"Forgot {count(auto_cache.clear(), 'measurement')} of {auto_cache.path()}.")
+        say(f"Forgot {count(choice_cache.clear(), 'measurement')} of {choice_cache.path()}.")
         return 0
-    file, entries = auto_cache.path(), auto_cache.entries()
+    file, entries = choice_cache.path(), choice_cache.entries()
     print(f"{count(len(entries), 'measurement')} in {file}")
     for entry in entries.values():
         steps = ", ".join(

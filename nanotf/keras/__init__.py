@@ -10,7 +10,7 @@ require_tensorflow()  # names the package to install, before other imports fail 
 
 from nanotf.keras import layers, optimizers  # noqa: E402  # saved models name SparseAdam
 from nanotf.keras.models import Model, Sequential  # noqa: E402
-from nanotf.parent.loop import nano  # noqa: E402
+from nanotf.parent.loop.loop_call import nano  # noqa: E402
 from nanotf.region.decorators import nano_bf16, nano_multiprocessing, nano_multiprocessing_loss  # noqa: E402
 
 __all__ = [

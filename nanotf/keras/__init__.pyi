@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from nanotf.keras import layers as layers
 from nanotf.keras import optimizers as optimizers
-from nanotf.parent.report import Report
+from nanotf.report.call_report import Report
 
 __all__ = [
     "Model",

@@ -172,12 +172,14 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import auto_settings, calls, fit_here, one_process, readers, training
+        from nanotf.parent import call_readers, calls, one_process
+        from nanotf.parent.auto import choice_of_settings
+        from nanotf.parent.fit import fit_here, training
         from nanotf.pool import backends
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
-        reads = readers.check(read_processes)
+        reads = call_readers.check(read_processes)
         wanted = defaults.num_processes(num_processes)
         settings = defaults.tune(tune, wanted)
         hint = 'num_processes="auto" measures whether they would be faster.'
@@ -199,11 +201,11 @@ class Accelerated:
                 "A run that reads with reader processes cannot be resumed yet. Received: "
                 f"read_processes={read_processes!r} and resume={resume!r}. Leave one of them out."
             )
-        beside = readers.Workers(int(wanted or 1), cores_per_process, cores, backend)
-        call = readers.Call(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
+        beside = call_readers.Workers(int(wanted or 1), cores_per_process, cores, backend)
+        call = call_readers.Call(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
         with (
-            auto_settings.applied(self, settings),
-            readers.attached(reads, self, call, beside, max_restarts) as read,
+            choice_of_settings.applied(self, settings),
+            call_readers.attached(reads, self, call, beside, max_restarts) as read,
             keras_steps.letting_go(self),
         ):
 
@@ -241,12 +243,12 @@ class Accelerated:
         self, given: dict[str, Any] | None, tune: tuple[str, ...], *place: Any
     ) -> tuple[int, tuple[str, ...]]:
         """Returns the number of processes and those of the settings that train fastest."""
-        from nanotf.parent import auto, auto_settings
+        from nanotf.parent.auto import choice, choice_of_settings
 
         if given is None:
             return 1, ()
-        number = auto.choose(self, given, *place)
-        return number, auto_settings.choose(self, given, tune, number, *place) if tune else ()
+        number = choice.choose(self, given, *place)
+        return number, choice_of_settings.choose(self, given, tune, number, *place) if tune else ()
 
     @_taking_passed
     def evaluate(
@@ -274,14 +276,14 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference, readers
+        from nanotf.parent import call_readers, calls, inference
 
         keras_evaluate = super().evaluate  # type: ignore[misc]
-        reads = readers.check(read_processes)
+        reads = call_readers.check(read_processes)
         with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
-        call = readers.Call(keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs))
-        with readers.attached(reads, self, call, beside) as read:
+        beside = call_readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = call_readers.Call(keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs))
+        with call_readers.attached(reads, self, call, beside) as read:
             if with_workers and read.given is not None:
                 place = (beside.number, transport, cores_per_process, cores, backend)
                 return inference.evaluate(self, read.given, *place, read.cores)
@@ -318,14 +320,14 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference, readers
+        from nanotf.parent import call_readers, calls, inference
 
         keras_predict = super().predict  # type: ignore[misc]
-        reads = readers.check(read_processes)
+        reads = call_readers.check(read_processes)
         with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
-        call = readers.Call(keras_predict, args, kwargs, _given(keras_predict, args, kwargs))
-        with readers.attached(reads, self, call, beside) as read:
+        beside = call_readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = call_readers.Call(keras_predict, args, kwargs, _given(keras_predict, args, kwargs))
+        with call_readers.attached(reads, self, call, beside) as read:
             if with_workers and read.given is not None:
                 place = (beside.number, transport, cores_per_process, cores, backend)
                 return inference.predict(self, read.given, *place, read.cores)

@@ -43,7 +43,7 @@ __all__ = [
 # a measurement: reading the other node's memory costs a straddling worker about that much.
 MAX_SHARE_LOSS = 0.10
 
-AUTO = "auto"  # each `fit` measures its own number of processes, see `parent.auto`
+AUTO = "auto"  # each `fit` measures its own number of processes, see `parent.auto.choice`
 
 
 @dataclass(frozen=True)

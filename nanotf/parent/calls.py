@@ -31,14 +31,15 @@ from nanotf.errors import (
     catchable_as,
 )
 from nanotf.machine import topology
-from nanotf.parent import defaults, gpu, report, warned
-from nanotf.parent.fit_data import Stream
+from nanotf.parent import defaults, gpu, warned
+from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.handles import Worker
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
+from nanotf.report import call_report
 from nanotf.shipping import jobs, pickling, streams
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.wire import messages, timing
@@ -327,8 +328,8 @@ class Call:
         clock.readings = [writer.reading for writer in self.writers if not writer.ahead]
         result = self.end(results)
         clock.ended = timing.now()
-        self.report = report.Report.of(self.method, clock, times, self.size, self.parts)
-        report.remember(self.report)
+        self.report = call_report.Report.of(self.method, clock, times, self.size, self.parts)
+        call_report.remember(self.report)
         self.reported()
         return result
 

@@ -14,8 +14,9 @@ from typing import Any
 from nanotf import console
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.parent import defaults, model_copy, one_process, read_ahead
+from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.reading import read_ahead
 from nanotf.shipping import jobs
 
 

@@ -11,8 +11,8 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_data import Stream
 from nanotf.parent.model_call import ModelCall
+from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport

@@ -13,7 +13,7 @@ from nanotf.machine import processor
 from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_data import FitData, Stream
+from nanotf.parent.reading.fit_data import FitData, Stream
 from nanotf.shipping import heap, jobs, objects, summaries
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.parent import report
+from nanotf.report import call_report
 from nanotf.wire import timing
 
 
@@ -42,5 +42,5 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
         more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
         bound.arguments["callbacks"] = [passes, *more]
         history = keras_fit(*bound.args, **bound.kwargs)
-    history.nanotf = report.Report.of_one_process("fit", stopwatch.finish(), hint)
+    history.nanotf = call_report.Report.of_one_process("fit", stopwatch.finish(), hint)
     return history

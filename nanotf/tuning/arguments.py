@@ -15,7 +15,7 @@ from nanotf.errors import (
     check_integer,
 )
 from nanotf.machine import topology
-from nanotf.parent import item_arguments
+from nanotf.parent.map import item_arguments
 from nanotf.tuning.requirement import require_optuna
 from nanotf.tuning.sampling import SeededSampler, default_sampler
 from nanotf.tuning.space import distributions

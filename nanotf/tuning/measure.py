@@ -17,7 +17,8 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
-from nanotf.parent import auto_candidates, auto_trials, mapping
+from nanotf.parent.auto import candidates, timed_fits
+from nanotf.parent.map import mapping
 from nanotf.tuning import studies
 from nanotf.tuning.arguments import Request
 from nanotf.tuning.requirement import require_optuna
@@ -80,8 +81,8 @@ def _clock() -> Any:
             counted = self.steps if self.steps <= WARM_UP else self.steps - WARM_UP
             elapsed = time.perf_counter() - self.began
             self.seconds = elapsed / counted
-            measured = self.steps > WARM_UP and elapsed > auto_trials.MEASURED_SECONDS
-            if measured or self.steps == WARM_UP + auto_trials.MOST_STEPS:
+            measured = self.steps > WARM_UP and elapsed > timed_fits.MEASURED_SECONDS
+            if measured or self.steps == WARM_UP + timed_fits.MOST_STEPS:
                 raise _Measured
 
     return Clock()
@@ -106,7 +107,7 @@ def choose(request: Request, study: Any, trials: int, verbose: Any) -> int:
         trials: int, the trials that are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
-    plans = auto_candidates.candidates(request.cores_per_process, request.cores)
+    plans = candidates.candidates(request.cores_per_process, request.cores)
     numbers = [n for n in plans if n <= trials]
     if len(numbers) == 1:
         return numbers[0]

@@ -9,7 +9,7 @@ import cloudpickle
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, WorkerDied
 from nanotf.machine import topology
-from nanotf.parent import mapping
+from nanotf.parent.map import mapping
 from nanotf.tuning import measure, studies
 from nanotf.tuning.arguments import Request
 from nanotf.tuning.requirement import require_optuna

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from nanotf.parent.auto_key import description_of, digest_of
+from nanotf.parent.auto.step_key import description_of, digest_of
 
 L = tf.keras.layers
 

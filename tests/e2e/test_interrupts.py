@@ -20,7 +20,8 @@ from parity import digits, small_cnn
 from processes import ROOT
 from waiting import wait_until
 
-from nanotf.parent import callbacks, fit_call
+from nanotf.parent import callbacks
+from nanotf.parent.fit import fit_call
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.own_pool

@@ -11,7 +11,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
-from nanotf.parent.orders import Orders, OrderSeed
+from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
 
 L = tf.keras.layers
 

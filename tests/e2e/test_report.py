@@ -15,9 +15,9 @@ from parity import digits, fit_both, small_cnn
 import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.parent.report import Report
-from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
 from nanotf.pool import warm
+from nanotf.report.call_report import Report
+from nanotf.report.timeline import COLUMNS, slices_of_worker
 from nanotf.wire.timing import HOOK_COLUMNS
 
 

@@ -19,7 +19,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
 from nanotf.keras import Sequential
-from nanotf.parent import fit_call
+from nanotf.parent.fit import fit_call
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 pytestmark = pytest.mark.own_pool

@@ -18,7 +18,7 @@ from preempted_job import Job, assert_same_results, place
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Sequential
-from nanotf.parent.checkpoints import OWN
+from nanotf.parent.resume.store import OWN
 
 L = tf.keras.layers
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence

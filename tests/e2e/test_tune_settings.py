@@ -14,8 +14,8 @@ import nanotf
 from nanotf.cli import main
 from nanotf.compat.versions import keras_version
 from nanotf.machine import neighbours
-from nanotf.parent import auto_cache, auto_trials
-from nanotf.parent.auto_trials import Measured
+from nanotf.parent.auto import choice_cache, timed_fits
+from nanotf.parent.auto.timed_fits import Measured
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 
@@ -23,7 +23,7 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
-    monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
+    monkeypatch.setattr(choice_cache, "path", lambda: tmp_path / "tuning.json")
     # What is measured is remembered for the cores, which pools of other runs would change.
     monkeypatch.setattr(neighbours, "taken_cores", dict)
 
@@ -53,7 +53,7 @@ def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> lis
         tried.append((number, *setting))
         return Measured(number, times[setting] * number)
 
-    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(timed_fits, "measure", measure)
     return tried
 
 
@@ -76,7 +76,7 @@ def test_what_is_faster_is_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> N
     tried.clear()
     assert _fit(model, num_processes="auto", tune=("jit_compile", "bf16")).nanotf.tuned
     assert tried == []
-    settings = [m["setting"] for e in auto_cache.entries().values() for m in e["measured"]]
+    settings = [m["setting"] for e in choice_cache.entries().values() for m in e["measured"]]
     assert "jit_compile=True, bf16" in settings
 
 

@@ -20,9 +20,9 @@ import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
 from nanotf.machine import neighbours
-from nanotf.parent import auto, auto_cache, auto_candidates, auto_trials
-from nanotf.parent.auto import decide
-from nanotf.parent.auto_trials import Measured
+from nanotf.parent.auto import candidates, choice, choice_cache, timed_fits
+from nanotf.parent.auto.choice import decide
+from nanotf.parent.auto.timed_fits import Measured
 from nanotf.pool import pool, warm
 
 pytestmark = pytest.mark.own_pool
@@ -32,7 +32,7 @@ L = tf.keras.layers
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
-    monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
+    monkeypatch.setattr(choice_cache, "path", lambda: tmp_path / "tuning.json")
     # What is measured is remembered for the cores, which pools of other runs would change.
     monkeypatch.setattr(neighbours, "taken_cores", dict)
 
@@ -41,7 +41,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the tried numbers; leaves time for all, however busy the machine is."""
     found: list[int] = []
-    stock = auto_trials.measure
+    stock = timed_fits.measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         found.append(number)
@@ -49,15 +49,15 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert measured.step is not None and measured.step > 0
         return Measured(number, measured.step, start_up=0.0)
 
-    monkeypatch.setattr(auto_trials, "measure", measure)
-    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 1000.0)
-    monkeypatch.setattr(auto_trials, "MEASURED_SECONDS", 0.1)
-    monkeypatch.setattr(auto_trials, "START_UP", 0.0)  # the jobs here are short
+    monkeypatch.setattr(timed_fits, "measure", measure)
+    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(timed_fits, "MEASURED_SECONDS", 0.1)
+    monkeypatch.setattr(timed_fits, "START_UP", 0.0)  # the jobs here are short
     return found
 
 
 def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(auto, "decide", lambda measured, steps: number)
+    monkeypatch.setattr(choice, "decide", lambda measured, steps: number)
 
 
 # ------------------------------------------------------------------------------ decisions
@@ -74,7 +74,7 @@ def test_the_fastest_is_chosen_if_worth_its_start() -> None:
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
-    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
     x, y = digits(20)
     history = small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert history.nanotf.size == 1
@@ -161,7 +161,7 @@ def test_two_processes_leave_no_trace(
     assert also.said == calls.said
     assert_same_history(history.history, before.history)
     assert_same_state(found, expected)
-    (entry,) = auto_cache.entries().values()
+    (entry,) = choice_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"]] == [1, 2]
 
 
@@ -209,14 +209,14 @@ def test_a_rebuilt_model_is_remembered(monkeypatch: pytest.MonkeyPatch, make: An
         tried.append(number)
         return Measured(number, 100.0)
 
-    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(timed_fits, "measure", measure)
     _choose(monkeypatch, 1)
     x, y = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
 
     def trials(model: Any) -> int:
         before = len(tried)
         given = {"x": x, "y": [y, y] if make is _functional else y, "verbose": 0}
-        assert auto.choose(model, given) == 1
+        assert choice.choose(model, given) == 1
         return len(tried) - before
 
     assert trials(make()) > 0
@@ -290,11 +290,11 @@ def test_a_trial_that_fails(
             raise nanotf.errors.WorkerError("no memory")
         return Measured(1, 100.0)
 
-    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(timed_fits, "measure", measure)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert "failed: WorkerError: no memory" in capsys.readouterr().out
-    assert auto_cache.entries() == {}, "nothing was decided"
+    assert choice_cache.entries() == {}, "nothing was decided"
 
 
 def test_a_trial_skipped_for_lack_of_time_runs_later(
@@ -307,20 +307,20 @@ def test_a_trial_skipped_for_lack_of_time_runs_later(
         return Measured(number, 100.0)
 
     plans = dict.fromkeys((1, 2, 4), nanotf.plan(1))
-    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
     monkeypatch.setattr(warm, "is_warm", lambda *_: False)
-    monkeypatch.setattr(auto_trials, "measure", measure)
-    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", -1.0)
-    monkeypatch.setattr(auto_trials, "TRIAL_SHARE", 0.0)
-    monkeypatch.setattr(auto_trials, "PATIENCE", 0.0)
-    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
+    monkeypatch.setattr(timed_fits, "measure", measure)
+    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", -1.0)
+    monkeypatch.setattr(timed_fits, "TRIAL_SHARE", 0.0)
+    monkeypatch.setattr(timed_fits, "PATIENCE", 0.0)
+    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     model = small_cnn()
     model.fit(x, y, verbose=2, num_processes="auto")
     assert tried == [1, 2], "fewer decide nothing"
     assert "(4: not tried: no time left)" in capsys.readouterr().out
-    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 1000.0)
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2, 4]
     assert capsys.readouterr().out == ""  # verbose=0
@@ -337,19 +337,19 @@ def test_warm_workers_need_no_start(
         tried.append(number)
         return Measured(number, 1.0 / number, start_up=0.0)  # workers that are already warm
 
-    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
-    monkeypatch.setattr(auto_trials, "measure", measure)
-    monkeypatch.setattr(auto_trials, "START_UP", 100.0)
+    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(timed_fits, "measure", measure)
+    monkeypatch.setattr(timed_fits, "START_UP", 100.0)
     monkeypatch.setattr(warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
     x, y = digits(40)
     model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
-    assert auto.choose(model, given) == 1
+    assert choice.choose(model, given) == 1
     assert "not tried: this job takes less time than starting workers" in capsys.readouterr().out
     is_there = True
-    assert auto.choose(model, given) == 1, "the trial ended the workers"
-    assert auto.choose(model, given) == 2
+    assert choice.choose(model, given) == 1, "the trial ended the workers"
+    assert choice.choose(model, given) == 2
     is_there = False
-    assert auto.choose(model, given) == 1
+    assert choice.choose(model, given) == 1
     assert tried == [1, 1, 2], "one alone decides nothing, and is measured again"
 
 
@@ -408,12 +408,12 @@ def test_a_trial_that_is_too_slow_is_stopped(
         now[0] += 40.0
         self._check_time()
 
-    monkeypatch.setattr(auto_trials, "_now", lambda: now[0])
-    monkeypatch.setattr(auto_trials.Trial, "look", look)
-    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 100.0)
-    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
+    monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
+    monkeypatch.setattr(timed_fits.Trial, "look", look)
+    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 100.0)
+    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
     tried: list[int] = []
-    stock = auto_trials.measure
+    stock = timed_fits.measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
@@ -421,7 +421,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
         # Whatever the trial took, the job is worth two processes, and 5 % of it is little.
         return found if found.step is None else Measured(1, 0.1)
 
-    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(timed_fits, "measure", measure)
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -451,7 +451,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert tried == [1, 2, 1, 2], "an undecided measurement is not remembered"
     assert "too slow: stopped after" in capsys.readouterr().out
     assert not nanotf.worker_pids()
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}
     assert now[0] > 100.0
 
 
@@ -459,9 +459,9 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
     known = {1: one, 2: two}
     for steps, is_worth in ((None, False), (1000, False), (2000, True)):  # 25 s, 50 s
-        assert auto_trials.Budget(steps).is_worth_more(two, known) == is_worth
-        assert not auto_trials.Budget(steps).is_worth_more(one, known)
-    assert not auto_trials.Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
+        assert timed_fits.Budget(steps).is_worth_more(two, known) == is_worth
+        assert not timed_fits.Budget(steps).is_worth_more(one, known)
+    assert not timed_fits.Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
 @pytest.mark.thorough
@@ -473,12 +473,12 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
         return stock(*args)
 
     monkeypatch.setattr(warm, "_start", start)
-    monkeypatch.setattr(auto_trials, "_now", lambda: now[0])
-    monkeypatch.setattr(auto_trials, "START_UP", 0.0)  # the job is short
+    monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
+    monkeypatch.setattr(timed_fits, "START_UP", 0.0)  # the job is short
     nanotf.shutdown()
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
-    (entry,) = auto_cache.entries().values()
+    (entry,) = choice_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"] if m["step"] is not None] == [1, 2]
     assert now[0] == 1e6, "workers started once, for the trial"
 
@@ -488,12 +488,12 @@ def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 0.0)
-    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
+    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
     nanotf.shutdown()
     x, y = digits(40)
     assert len(small_cnn().fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
     assert "2   failed: WorkerError" in capsys.readouterr().out
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}
     assert not nanotf.worker_pids()
 
 
@@ -503,12 +503,12 @@ def test_a_measurement_that_is_cut_short_counts(
 ) -> None:
     def run(self: Any, workers: Any) -> Any:
         if self.epochs == 1:  # the second part of a trial
-            raise auto_trials.OutOfTime("enough")
+            raise timed_fits.OutOfTime("enough")
         return stock(self, workers)
 
-    stock = auto_trials.Trial.run
-    monkeypatch.setattr(auto_trials.Trial, "run", run)
-    monkeypatch.setattr(auto_trials, "MEASURED_SECONDS", 1000.0)
+    stock = timed_fits.Trial.run
+    monkeypatch.setattr(timed_fits.Trial, "run", run)
+    monkeypatch.setattr(timed_fits, "MEASURED_SECONDS", 1000.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")

@@ -10,7 +10,7 @@ from typing_extensions import assert_type
 import nanotf
 from nanotf import Model, Sequential, nano, nano_multiprocessing
 from nanotf.errors import WorkerError
-from nanotf.parent.report import Report
+from nanotf.report.call_report import Report
 
 x, y = np.zeros((8, 4)), np.zeros((8, 1))
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from nanotf.errors import NanoError
 from nanotf.machine import shell_state
-from nanotf.parent import auto_cache
-from nanotf.parent.checkpoints import OWN, Folder
-from nanotf.parent.resume import Resumption
+from nanotf.parent.auto import choice_cache
+from nanotf.parent.resume.resumption import Resumption
+from nanotf.parent.resume.store import OWN, Folder
 from nanotf.pool.hosts import secret
 from nanotf.sagemaker.jobs import follow, hyperparameters, metrics, record, script_variables
 from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
@@ -249,13 +249,13 @@ def _of_jobs(folder: pathlib.Path) -> list[Reader]:
 # ----------------------------------------------------------------------------- other readers
 def _of_measurements(folder: pathlib.Path) -> Reader:
     measured = [{"num_processes": n, "step": 0.1} for n in (1, 2)]
-    auto_cache.remember("key", {"measured": measured, "date": "2026-01-01", "model": "m"})
-    path = auto_cache.path()
-    return Reader(path.name, path, path.read_bytes(), auto_cache.entries)
+    choice_cache.remember("key", {"measured": measured, "date": "2026-01-01", "model": "m"})
+    path = choice_cache.path()
+    return Reader(path.name, path, path.read_bytes(), choice_cache.entries)
 
 
 def _of_records() -> list[Reader]:
-    path = pathlib.Path(auto_cache.path().parent, "records")
+    path = pathlib.Path(choice_cache.path().parent, "records")
     part = scanning.part_header(5) + b"abcde\0\0\0"
 
     def read(kind: str) -> Callable[[], object]:
@@ -280,7 +280,7 @@ def _of_records() -> list[Reader]:
 def _tfrecords() -> bytes:
     import tensorflow as tf
 
-    path = pathlib.Path(auto_cache.path().parent, "made.tfrecord")
+    path = pathlib.Path(choice_cache.path().parent, "made.tfrecord")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number in range(10):

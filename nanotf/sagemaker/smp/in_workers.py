@@ -30,7 +30,7 @@ from nanotf.errors import (
     WorkerDied,
 )
 from nanotf.machine import topology
-from nanotf.parent.callback_states import attributes_of
+from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.sagemaker.smp import config as configs
 from nanotf.sagemaker.smp import joint_run, keras_checks, rank_groups, runtime, step_report
 from nanotf.sagemaker.smp.from_keras import KerasModel, file_call

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.parent import calls, mapping
-from nanotf.parent.item_results import Results
-from nanotf.parent.item_run import ItemRun, Policy, Task
+from nanotf.parent import calls
+from nanotf.parent.map import mapping
+from nanotf.parent.map.item_results import Results
+from nanotf.parent.map.item_run import ItemRun, Policy, Task
 from nanotf.pool import backends
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised

@@ -1,6 +1,6 @@
 """The process of a rank, see `script_ranks`.
 
-    python -m nanotf.sagemaker.smp.rank_process FD PARENT RANK
+python -m nanotf.sagemaker.smp.rank_process FD PARENT RANK
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from nanotf.parent.report_chart import COLOURS
+from nanotf.report.chart import COLOURS
 from nanotf.sagemaker.smp.rank_report import RankReport
 from nanotf.sagemaker.smp.schedule import Kind
 from nanotf.sagemaker.smp.times import Interval

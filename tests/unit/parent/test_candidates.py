@@ -7,7 +7,7 @@ from machines import container, flat, laptop, two_sockets
 
 from nanotf.errors import InvalidArgumentError, PlacementError
 from nanotf.machine.cpus import LogicalCpu, Machine
-from nanotf.parent.auto_candidates import candidates
+from nanotf.parent.auto.candidates import candidates
 
 
 def _cores(machine: Machine) -> dict[int, int]:

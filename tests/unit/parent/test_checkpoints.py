@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.checkpoints import OWN, Folder
-from nanotf.parent.encoding import Arrays, Unencodable, decode, encode, mark_of
+from nanotf.parent.resume.encoding import Arrays, Unencodable, decode, encode, mark_of
+from nanotf.parent.resume.store import OWN, Folder
 
 
 def _written(path: pathlib.Path, count: int) -> Folder:

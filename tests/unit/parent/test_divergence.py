@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanotf.errors import CollectiveError
-from nanotf.parent.divergence import Partings
+from nanotf.parent.loop.divergence import Partings
 from nanotf.wire.failures import Failure, Kind
 from nanotf.wire.messages import Reached
 

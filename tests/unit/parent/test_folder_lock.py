@@ -13,11 +13,11 @@ import sys
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.folder_lock import FolderLock
+from nanotf.parent.resume.folder_lock import FolderLock
 
 _HOLDER = """
 import pathlib, sys
-from nanotf.parent.folder_lock import FolderLock
+from nanotf.parent.resume.folder_lock import FolderLock
 folder = pathlib.Path(sys.argv[1])
 lock = FolderLock(folder, folder / "lock")
 print("locked", flush=True)

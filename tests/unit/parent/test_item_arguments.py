@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.parent import item_arguments
-from nanotf.parent.item_run import seed_of
+from nanotf.parent.map import item_arguments
+from nanotf.parent.map.item_run import seed_of
 
 
 def test_items_have_seeds_of_their_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nanotf import cli
 from nanotf.errors import NanoError
-from nanotf.parent import auto_cache
+from nanotf.parent.auto import choice_cache
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +26,14 @@ def _entry(step: float) -> dict[str, Any]:
 
 
 def test_remembers_and_forgets(cache: pathlib.Path) -> None:
-    assert auto_cache.entries() == {}
-    auto_cache.remember("one", _entry(0.1))
-    auto_cache.remember("two", _entry(0.2))
-    auto_cache.remember("one", _entry(0.3))
-    assert auto_cache.entries() == {"one": _entry(0.3), "two": _entry(0.2)}
+    assert choice_cache.entries() == {}
+    choice_cache.remember("one", _entry(0.1))
+    choice_cache.remember("two", _entry(0.2))
+    choice_cache.remember("one", _entry(0.3))
+    assert choice_cache.entries() == {"one": _entry(0.3), "two": _entry(0.2)}
     assert {entry.name for entry in cache.parent.iterdir()} == {"tuning.json", "tuning.lock"}
-    assert auto_cache.clear() == 2
-    assert auto_cache.clear() == 0
+    assert choice_cache.clear() == 2
+    assert choice_cache.clear() == 0
     assert not cache.exists()
 
 
@@ -43,7 +43,7 @@ def test_the_default_location_is_in_the_home_directory(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for value in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert auto_cache.path() == tmp_path / "home/.cache/nanotf/tuning.json"
+        assert choice_cache.path() == tmp_path / "home/.cache/nanotf/tuning.json"
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_an_unreadable_file_is_not_used(
 ) -> None:
     cache.parent.mkdir()
     cache.write_text(content, encoding="latin-1")
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}
     assert "cannot be read, and is not used" in caplog.text
-    auto_cache.remember("one", _entry(0.1))
-    assert auto_cache.entries() == {"one": _entry(0.1)}
+    choice_cache.remember("one", _entry(0.1))
+    assert choice_cache.entries() == {"one": _entry(0.1)}
 
 
 def _changed(**fields: Any) -> dict[str, Any]:
@@ -99,13 +99,13 @@ def test_an_invalid_entry_is_not_used(
 ) -> None:
     good = {"good": _changed(num_processes=4, step=None, note="too slow", stopped=3)}
     cache.parent.mkdir()
-    cache.write_text(json.dumps({"version": auto_cache.VERSION, "entries": {"bad": bad, **good}}))
-    assert auto_cache.entries() == good
+    cache.write_text(json.dumps({"version": choice_cache.VERSION, "entries": {"bad": bad, **good}}))
+    assert choice_cache.entries() == good
     assert "1 of 2 entries of" in caplog.text
     assert cli.main(["tune"]) == 0
     assert "4: too slow" in capsys.readouterr().out
-    auto_cache.remember("one", _entry(0.1))
-    assert list(auto_cache.entries()) == ["good", "one"]
+    choice_cache.remember("one", _entry(0.1))
+    assert list(choice_cache.entries()) == ["good", "one"]
 
 
 def test_a_user_without_a_home_directory(
@@ -118,36 +118,36 @@ def test_a_user_without_a_home_directory(
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(pathlib.Path, "home", home)
-    auto_cache.remember("one", _entry(0.1))
+    choice_cache.remember("one", _entry(0.1))
     assert "cannot be remembered. " in caplog.text
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}
     for options in ([], ["--clear"]):
         assert cli.main(["tune", *options]) == 2
         assert "Set XDG_CACHE_HOME to a directory." in capsys.readouterr().err
 
 
 def test_a_file_of_another_version(cache: pathlib.Path) -> None:
-    auto_cache.remember("one", _entry(0.1))
+    choice_cache.remember("one", _entry(0.1))
     cache.write_text(json.dumps({"version": 0, "entries": {"one": "what it was"}}))
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}
 
 
 def test_a_directory_that_cannot_be_made(
     cache: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.write_text("a file is in the way")
-    auto_cache.remember("one", _entry(0.1))
+    choice_cache.remember("one", _entry(0.1))
     assert "cannot be remembered" in caplog.text
     with pytest.raises(NanoError, match=r"Received: .*tuning.json, Not a directory"):
-        auto_cache.clear()
+        choice_cache.clear()
 
 
 def test_command(capsys: pytest.CaptureFixture[str], cache: pathlib.Path) -> None:
-    auto_cache.remember("one", _entry(0.0123))
+    choice_cache.remember("one", _entry(0.0123))
     assert cli.main(["tune"]) == 0
     said = capsys.readouterr().out
     assert str(cache) in said
     assert "digits: ms per step by processes: 1: 12.30, 2: 12.30" in said
     assert cli.main(["tune", "--clear"]) == 0
     assert "nanotf: Forgot 1 measurement" in capsys.readouterr().out
-    assert auto_cache.entries() == {}
+    assert choice_cache.entries() == {}

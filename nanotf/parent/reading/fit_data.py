@@ -16,10 +16,10 @@ from nanotf.compat import keras_epochs, keras_names, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import UndividedError
-from nanotf.parent import read_ahead
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.orders import Orders, OrderSeed
-from nanotf.parent.passes import Resume, epochs_cut_short
+from nanotf.parent.reading import read_ahead
+from nanotf.parent.reading.passes import Resume, epochs_cut_short
+from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.wire.blocks import Block

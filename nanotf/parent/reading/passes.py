@@ -12,7 +12,7 @@ from typing import Any
 
 from nanotf.compat import random_states
 from nanotf.compat.generation import generation
-from nanotf.parent.orders import OrderSeed
+from nanotf.parent.reading.shuffle_orders import OrderSeed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.console import logger
-from nanotf.parent.encoding import mark_of
+from nanotf.parent.resume.encoding import mark_of
 
 States = dict[str, dict[str, Any]]  # by callback, then by attribute
 

@@ -26,8 +26,8 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent import auto, auto_cache, auto_candidates, auto_key, auto_trials
-from nanotf.parent.auto_trials import Measured
+from nanotf.parent.auto import candidates, choice, choice_cache, step_key, timed_fits
+from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
@@ -122,18 +122,18 @@ def choose(
         NanoError: An argument cannot be used.
         Exception: What Keras raises for the arguments.
     """
-    plan = auto_candidates.candidates(cores_per_process, cores)[number]
-    why_not = auto_trials.why_no_trial(given.get("x"))
+    plan = candidates.candidates(cores_per_process, cores)[number]
+    why_not = timed_fits.why_no_trial(given.get("x"))
     if why_not:
         return _say(given, f"no trial: {why_not}", ())
     transport = check_transport(transport)
-    with auto_trials.unchanged(model):
+    with timed_fits.unchanged(model):
         try:
-            trial = auto_trials.Trial(model, auto_trials.shortened(FitArguments.of(given)), number)
+            trial = timed_fits.Trial(model, timed_fits.shortened(FitArguments.of(given)), number)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial: {error}", ())
-        key = auto_key.digest_of(auto.key_of(trial, {number: plan}, transport), tuple(tune))
-        entry = auto_cache.entries().get(key)
+        key = step_key.digest_of(choice.key_of(trial, {number: plan}, transport), tuple(tune))
+        entry = choice_cache.entries().get(key)
         if entry is None:
             measured = _tried(trial, tune, number, plan, transport)
         else:
@@ -141,9 +141,9 @@ def choose(
     chosen = _decide(model, tune, measured)
     if entry is None:
         found = [dataclasses.asdict(m) for m in measured if m.step is not None]
-        if auto_cache.decides(found):
+        if choice_cache.decides(found):
             date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-            auto_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
+            choice_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
     return _say(given, _text(model, chosen, measured, entry), chosen)
 
 
@@ -154,17 +154,17 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
     best = steps.get("")
     for name in tune:
         step = steps.get(_label(model, (*chosen, name)))
-        if best is not None and step is not None and step < auto.WORTH * best:
+        if best is not None and step is not None and step < choice.WORTH * best:
             chosen, best = (*chosen, name), step
     return chosen
 
 
 def _tried(
-    trial: auto_trials.Trial, tune: Sequence[str], number: int, plan: topology.Plan, transport: str
+    trial: timed_fits.Trial, tune: Sequence[str], number: int, plan: topology.Plan, transport: str
 ) -> list[Measured]:
     """Measures the model as it is, and each setting on top of those kept before it."""
     model, arguments = trial.model, trial.arguments
-    budget = auto_trials.Budget(None)
+    budget = timed_fits.Budget(None)
     measured: list[Measured] = []
     try:
         for place in range(len(tune) + 1):
@@ -180,8 +180,8 @@ def _tried(
                 continue
             try:
                 with applied(model, settings):
-                    one = auto_trials.Trial(model, arguments, number, budget)
-                    found = auto_trials.measure(one, number, plan, transport, budget)
+                    one = timed_fits.Trial(model, arguments, number, budget)
+                    found = timed_fits.measure(one, number, plan, transport, budget)
             # A setting may break the user's code, such as float32 constants in a bfloat16 model.
             except Exception as error:
                 logger.info("The trial with %s failed: %s", label or "no setting", error)
@@ -191,7 +191,7 @@ def _tried(
                 if found.step is None:  # there is nothing to compare with
                     break
                 # Compiling takes long, and steps of XLA or bfloat16 may be many times as slow.
-                budget.grant(auto_trials.TRIAL_SECONDS)
+                budget.grant(timed_fits.TRIAL_SECONDS)
     finally:
         if number > 1:
             warm.shutdown()  # these workers have drawn random numbers
@@ -214,5 +214,5 @@ def _text(
 
 
 def _say(given: Mapping[str, Any], text: str, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    auto.say_choice(given, f"tune: {text}")
+    choice.say_choice(given, f"tune: {text}")
     return chosen

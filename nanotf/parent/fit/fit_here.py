@@ -15,11 +15,11 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
-from nanotf.parent.checkpointing import Checkpointing
+from nanotf.parent.fit.fit_call import FitCall
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_call import FitCall
-from nanotf.parent.moments import Moment, read_all, write_all
-from nanotf.parent.resume import finished
+from nanotf.parent.resume.moments import Moment, read_all, write_all
+from nanotf.parent.resume.resumption import finished
+from nanotf.parent.resume.writer import Checkpointing
 from nanotf.shipping import inputs, streams
 
 

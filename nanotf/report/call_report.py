@@ -37,7 +37,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from nanotf.errors import NanoError
-from nanotf.parent.report_timeline import (
+from nanotf.report.timeline import (
     COLUMNS,
     NS,
     WorkerReport,
@@ -175,14 +175,14 @@ class Report:
         return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
 
     def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        from nanotf.parent import report_chart  # imports NumPy
+        from nanotf.report import chart  # imports NumPy
 
         names, imbalance = ["this process"], ""
         if self.size > 1:
             names += [f"worker {worker.rank}" for worker in self.workers]
             imbalance = f"load imbalance {100 * self.load_imbalance:.1f} %"
         titles = (f"{self.title}: {self.total:.2f} s", imbalance)
-        report_chart.draw(file, self.call, self.times, self.workers, names, titles)
+        chart.draw(file, self.call, self.times, self.workers, names, titles)
 
     def plot(self, path: str | os.PathLike[str] = "nanotf_report.png") -> str:
         """Draws a timeline of this process and of each worker, and a bar with its sums.

@@ -17,14 +17,15 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent import checkpoints, report, resumable
-from nanotf.parent.callback_states import CallbackStates
 from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.parent.checkpoints import LOCK, Folder, Stored
-from nanotf.parent.encoding import Arrays, decode, encode, typed
-from nanotf.parent.folder_lock import FolderLock
-from nanotf.parent.moments import Moment, Values, write_all
-from nanotf.parent.orders import OrderSeed
+from nanotf.parent.reading.shuffle_orders import OrderSeed
+from nanotf.parent.resume import checks, store
+from nanotf.parent.resume.callback_states import CallbackStates
+from nanotf.parent.resume.encoding import Arrays, decode, encode, typed
+from nanotf.parent.resume.folder_lock import FolderLock
+from nanotf.parent.resume.moments import Moment, Values, write_all
+from nanotf.parent.resume.store import LOCK, Folder, Stored
+from nanotf.report import call_report
 from nanotf.shipping.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
 from nanotf.wire import files, timing
@@ -52,7 +53,7 @@ class Resumption:
     """
 
     def __init__(self, path: Any, call: Any) -> None:
-        resumable.check(call.model, call.arguments, call.data)
+        checks.check(call.model, call.arguments, call.data)
         self._folder = Folder(path)
         self._facts = _facts_of(call)
         self._epochs = call.arguments.epochs
@@ -84,7 +85,7 @@ class Resumption:
                         self._take(stored)
                         return
             except files.Damaged as damaged:
-                checkpoints.warn_of_damage(stored.path, damaged)
+                store.warn_of_damage(stored.path, damaged)
 
     def _is_of_this_call(self, stored: Stored) -> bool:
         _check_facts(self._facts, stored)
@@ -178,7 +179,7 @@ def finished(call: Any) -> Any:
     model.stop_training = resumption.stops
     times = timing.Stopwatch(0, None).finish()
     hint = "The training was complete; its checkpoint has the result."
-    model.history.nanotf = report.Report.of_one_process("fit", times, hint)
+    model.history.nanotf = call_report.Report.of_one_process("fit", times, hint)
     return model.history
 
 

@@ -21,8 +21,9 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent import auto_cache, auto_candidates, auto_key, auto_trials, calls
-from nanotf.parent.auto_trials import Measured
+from nanotf.parent import calls
+from nanotf.parent.auto import candidates, choice_cache, step_key, timed_fits
+from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
@@ -71,34 +72,34 @@ def choose(
     """
     if calls.plan_for("fit", 1, None) is None:
         return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
-    plans = auto_candidates.candidates(cores_per_process, cores)
+    plans = candidates.candidates(cores_per_process, cores)
     if len(plans) < 2:
         return _say(given, "one process is all that the usable cores allow.", 1)
-    why_not = auto_trials.why_no_trial(given.get("x"))
+    why_not = timed_fits.why_no_trial(given.get("x"))
     if why_not:
         return _say(given, f"no trial, 1 process: {why_not}", 1)
-    with auto_trials.unchanged(model):
+    with timed_fits.unchanged(model):
         try:
-            trial = auto_trials.Trial(model, auto_trials.shortened(FitArguments.of(given)), 1)
+            trial = timed_fits.Trial(model, timed_fits.shortened(FitArguments.of(given)), 1)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
         transport = check_transport(transport)
         key = key_of(trial, plans, transport)
-        entry = auto_cache.entries().get(key, {"measured": []})
+        entry = choice_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
-        budget = auto_trials.Budget(steps)
+        budget = timed_fits.Budget(steps)
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
         known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans):
             chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
             notes = _notes(known.values())
             return _say(given, f"{chosen}, as measured on {entry['date']}.{notes}", chosen)
-        measured = auto_trials.tried(trial, plans, transport, budget, known)
+        measured = timed_fits.tried(trial, plans, transport, budget, known)
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
-    if auto_cache.decides(found):
+    if choice_cache.decides(found):
         date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        auto_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
+        choice_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
     chosen = decide(measured, steps)
     _say(given, _table(measured, steps, chosen, budget.spent()), chosen)
     return chosen
@@ -165,12 +166,12 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
 
 
 # ---------------------------------------------------------------------------------- the job
-def _steps_of_job(trial: auto_trials.Trial, arguments: FitArguments) -> int | None:
+def _steps_of_job(trial: timed_fits.Trial, arguments: FitArguments) -> int | None:
     each = arguments.steps_per_epoch or trial.data.steps
     return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
 
 
-def key_of(trial: auto_trials.Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
+def key_of(trial: timed_fits.Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
     """Returns a hash of everything that decides the times: model, cores, versions and more."""
     tf = require_tensorflow()
     train = trial.data.train
@@ -180,8 +181,8 @@ def key_of(trial: auto_trials.Trial, plans: Mapping[int, topology.Plan], transpo
         from nanotf.compat import pipelines
 
         batch = pipelines.batch_size(trial.arguments.x)
-    return auto_key.digest_of(
-        auto_key.description_of(trial.model),
+    return step_key.digest_of(
+        step_key.description_of(trial.model),
         trial.data.specs,
         batch,
         repr(sorted(plans.items())),

@@ -32,9 +32,11 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import Quiet, logger
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.parent import defaults, fit_call, model_copy, report, report_timeline
+from nanotf.parent import defaults, model_copy
+from nanotf.parent.fit import fit_call
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import pool, warm
+from nanotf.report import call_report, timeline
 from nanotf.shipping import inputs, jobs
 from nanotf.wire import messages, timing
 
@@ -115,7 +117,7 @@ def unchanged(model: Any) -> Iterator[None]:
     """Restores the last report, and the user's attributes that preparing a `fit` sets."""
     names = ("history", "stop_training")
     before = {name: vars(model)[name] for name in names if name in vars(model)}
-    last = report.last_report()
+    last = call_report.last_report()
     try:
         yield
     finally:
@@ -124,7 +126,7 @@ def unchanged(model: Any) -> Iterator[None]:
                 setattr(model, name, before[name])
             elif name in vars(model):
                 delattr(model, name)
-        report.remember(last)
+        call_report.remember(last)
 
 
 class OutOfTime(NanoError):
@@ -240,7 +242,7 @@ class Trial(fit_call.FitCall):
 
     def step_times(self) -> list[tuple[int, int, int]]:
         """Returns begin, end and number of Keras's calls of each execution on rank 0."""
-        rows = report_timeline.rows_of_steps(self.times[0])
+        rows = timeline.rows_of_steps(self.times[0])
         return [(began, ended, calls) for _, began, ended, _, _, _, calls in rows]
 
 
@@ -313,7 +315,7 @@ def _measure_workers(
     with contextlib.ExitStack() as stack:
         with budget.paused():
             workers = stack.enter_context(warm.pool_for(plan, transport))
-        start_up, spent = report_timeline.NS * (timing.now() - start), budget.spent()
+        start_up, spent = timeline.NS * (timing.now() - start), budget.spent()
         try:
             first.run(workers)
         except OutOfTime:
@@ -358,9 +360,9 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
                 steps_per_epoch=steps,
                 verbose=0,
             )
-            rows = list(report_timeline.rows_of_steps(stopwatch.finish()))
+            rows = list(timeline.rows_of_steps(stopwatch.finish()))
             began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
-            return report_timeline.NS * (ended - began) / max(1, len(rows) - 1)
+            return timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
         found = seconds(1, 2)  # the first step is traced; the second tells how many fit
         count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
@@ -372,7 +374,7 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
 def _seconds_per_execution(first: Trial, workers: pool.Pool, budget: Budget) -> float:
     """Measures more executions if there is time for them; otherwise uses the second one."""
     began, ended, calls = first.step_times()[-1]
-    seconds = report_timeline.NS * (ended - began) / calls
+    seconds = timeline.NS * (ended - began) / calls
     count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
@@ -383,4 +385,4 @@ def _seconds_per_execution(first: Trial, workers: pool.Pool, budget: Budget) -> 
         return seconds
     (_, begin, _), *others = more.step_times()
     calls = sum(calls for _, _, calls in others)
-    return report_timeline.NS * (others[-1][1] - begin) / calls if others else seconds
+    return timeline.NS * (others[-1][1] - begin) / calls if others else seconds

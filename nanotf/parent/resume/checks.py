@@ -11,7 +11,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_data import FitData
+from nanotf.parent.reading.fit_data import FitData
 from nanotf.shipping import inputs, pipelines
 
 REMEDY = (

@@ -14,15 +14,16 @@ from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent import calls, defaults, rejections, resumable, traced
+from nanotf.parent import calls, defaults, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
-from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_data import FitData
 from nanotf.parent.model_call import ModelCall
-from nanotf.parent.moments import Moment, read_all
-from nanotf.parent.passes import Resume
-from nanotf.parent.resume import Resumption
+from nanotf.parent.reading.fit_data import FitData
+from nanotf.parent.reading.passes import Resume
+from nanotf.parent.resume import checks
+from nanotf.parent.resume.moments import Moment, read_all
+from nanotf.parent.resume.resumption import Resumption
+from nanotf.parent.resume.writer import Checkpointing
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs
 from nanotf.shipping.state import State, StateLayout
@@ -207,7 +208,7 @@ class FitCall(ModelCall):
             self.max_restarts,
         )
         if self.restarts == 1:
-            resumable.warn_of_other_numbers(self.model, self.data)
+            checks.warn_of_other_numbers(self.model, self.data)
 
     def job(self) -> jobs.FitJob:
         a = self.arguments

@@ -38,9 +38,9 @@ from nanotf.errors import (
 )
 from nanotf.machine import processor
 from nanotf.parent import calls
-from nanotf.parent.divergence import Partings
-from nanotf.parent.fit_data import Stream
-from nanotf.parent.loop_data import OnePass, Source
+from nanotf.parent.loop.divergence import Partings
+from nanotf.parent.loop.loop_data import OnePass, Source
+from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery

@@ -12,10 +12,10 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, WorkerStuck
 from nanotf.parent import calls, gpu, rejections
+from nanotf.parent.fit.fit_call import FitCall
 from nanotf.parent.fit_arguments import FitArguments
-from nanotf.parent.fit_call import FitCall
-from nanotf.parent.fit_data import takes_unlike_rows
-from nanotf.parent.resume import finished
+from nanotf.parent.reading.fit_data import takes_unlike_rows
+from nanotf.parent.resume.resumption import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport

@@ -13,7 +13,7 @@ import numpy as np
 from nanotf.compat import keras_steps, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.fit_data import Stream
+from nanotf.parent.reading.fit_data import Stream
 from nanotf.shipping import jobs, streams
 
 

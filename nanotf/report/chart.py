@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from nanotf.parent import report_timeline as timeline
+from nanotf.report import timeline
 from nanotf.wire import timing
 
 BINS = 400  # intervals of time in a track

@@ -12,9 +12,10 @@ from typing import Any
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.machine import topology
-from nanotf.parent import calls, item_arguments
-from nanotf.parent.item_results import Results, progress_bar
-from nanotf.parent.item_run import ItemRun, Parcel, Policy, Task
+from nanotf.parent import calls
+from nanotf.parent.map import item_arguments
+from nanotf.parent.map.item_results import Results, progress_bar
+from nanotf.parent.map.item_run import ItemRun, Parcel, Policy, Task
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan
 from nanotf.shipping import jobs, whole

@@ -17,7 +17,8 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.machine import neighbours, topology
 from nanotf.machine.reading import ReaderPlan
-from nanotf.parent import calls, read_ahead
+from nanotf.parent import calls
+from nanotf.parent.reading import read_ahead
 from nanotf.pool import backends, warm
 from nanotf.pool.readers import ReaderPool, ended
 

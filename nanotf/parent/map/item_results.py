@@ -10,7 +10,7 @@ from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, WorkerError
-from nanotf.parent.item_run import ItemRun, Outcome
+from nanotf.parent.map.item_run import ItemRun, Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping import whole
 

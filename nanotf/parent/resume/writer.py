@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.parent.moments import Moment
-from nanotf.parent.resume import Checkpoint, Resumption
-from nanotf.parent.sigterm import Sigterm
+from nanotf.parent.resume.moments import Moment
+from nanotf.parent.resume.resumption import Checkpoint, Resumption
+from nanotf.parent.resume.sigterm import Sigterm
 
 
 class Checkpointing:
