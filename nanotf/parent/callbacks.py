@@ -15,7 +15,7 @@ from nanotf.compat import keras_callbacks, keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_callbacks import Need
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import jobs
+from nanotf.shipping import orders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ParentCallbacks:
         self.look_at_model = bool(users) or steps is None
         needs = [
             (hook, callback, keras_callbacks.need_at_batch(callback, hook))
-            for hook in jobs.BATCH_HOOKS
+            for hook in orders.BATCH_HOOKS
             for callback in self.list.callbacks
         ]
         waiting = (Need.LOGS, Need.SAVES, Need.STATE)
@@ -96,9 +96,9 @@ class ParentCallbacks:
         progress = {hook for hook, _, need in needs if need is Need.PROGRESS}
         self.asks = frozenset(hook for hook, _, need in needs if need is Need.STATE)
         self._savers = [(hook, callback) for hook, callback, need in needs if need is Need.SAVES]
-        elsewhere = self._hooks_of(users) - set(jobs.BATCH_HOOKS)
+        elsewhere = self._hooks_of(users) - set(orders.BATCH_HOOKS)
         self.waits = elsewhere | at_batches | {"on_epoch_end", "on_train_end"}
-        others = self._hooks_of(self.list.callbacks) - set(jobs.BATCH_HOOKS)
+        others = self._hooks_of(self.list.callbacks) - set(orders.BATCH_HOOKS)
         if "on_test_end" in others:  # Keras 3 counts the pairs
             others |= {"on_test_begin"}
         self.events = (others | progress | {"on_epoch_begin"}) - self.waits
@@ -110,7 +110,9 @@ class ParentCallbacks:
 
     @staticmethod
     def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:
-        return frozenset(h for h in jobs.HOOKS for c in callbacks if keras_callbacks.defines(c, h))
+        return frozenset(
+            h for h in orders.HOOKS for c in callbacks if keras_callbacks.defines(c, h)
+        )
 
     def needs_state(self, hook: str, index: int | None) -> bool:
         """Returns True if a batch hook that needs the state only sometimes needs it now."""

@@ -40,8 +40,10 @@ from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.report import call_report
-from nanotf.shipping import jobs, pickling, streams
-from nanotf.shipping.pipelines import check_sharding
+from nanotf.shipping import orders
+from nanotf.shipping.data import streams
+from nanotf.shipping.data.pipelines import check_sharding
+from nanotf.shipping.objects import pickling
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -61,7 +63,7 @@ def needs_workers(
     Args:
         num_processes: None or an int above 0.
         transport: None or one of `transports.TRANSPORTS`.
-        sharding: None or one of `shipping.pipelines.SHARDINGS`.
+        sharding: None or one of `shipping.data.pipelines.SHARDINGS`.
         backend: None or one of `backends.BACKENDS`.
 
     Raises:
@@ -411,7 +413,7 @@ class Call:
 
     def _is_over(self, hook: str) -> bool:
         """Returns True if a hook comes after the failure of the user's data."""
-        return self._data_failed is not None and hook not in jobs.BATCH_HOOKS
+        return self._data_failed is not None and hook not in orders.BATCH_HOOKS
 
     def _hear_all(self) -> list[Any]:
         waiting: dict[int, messages.Waiting] = {}

@@ -17,7 +17,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.reading import read_ahead
-from nanotf.shipping import jobs
+from nanotf.shipping import orders
 
 
 def devices() -> list[str]:
@@ -98,7 +98,7 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
 
     def hook_of(name: str) -> Any:
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
-            index, logs = jobs.index_and_logs(name, *arguments, **named)
+            index, logs = orders.index_and_logs(name, *arguments, **named)
             with_state = name in (
                 "on_train_begin",
                 "on_epoch_begin",

@@ -16,7 +16,8 @@ from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import inputs, jobs, outputs
+from nanotf.shipping import orders
+from nanotf.shipping.data import inputs, outputs
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -151,7 +152,7 @@ class _Inference(ModelCall):
         """Returns the logs that callbacks get at a hook of a batch."""
         return waiting.logs
 
-    def take_over(self, left: jobs.Left) -> None:
+    def take_over(self, left: orders.Left) -> None:
         """Copies the changes of a pass to the user's model."""
         keras_names.set_step_count(self.model, self.method, left.steps)
         self.traced.runs_python = left.runs_python
@@ -180,12 +181,12 @@ class _EvaluateCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
 
-    def job(self) -> jobs.EvaluateJob:
-        return jobs.EvaluateJob(
+    def job(self) -> orders.EvaluateJob:
+        return orders.EvaluateJob(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 
-    def end(self, results: list[jobs.Evaluated]) -> Any:
+    def end(self, results: list[orders.Evaluated]) -> Any:
         self.data.warn_of_pass()
         first = results[0]
         variables = keras_names.metric_variables(self.model)
@@ -225,8 +226,8 @@ class _PredictCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_predict_begin()
 
-    def job(self) -> jobs.PredictJob:
-        return jobs.PredictJob(
+    def job(self) -> orders.PredictJob:
+        return orders.PredictJob(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 
@@ -244,7 +245,7 @@ class _PredictCall(_Inference):
     def fail(self) -> None:
         self.outputs.discard()
 
-    def end(self, results: list[jobs.Left]) -> Any:
+    def end(self, results: list[orders.Left]) -> Any:
         self.data.warn_of_pass()
         try:
             self.take_over(results[0])

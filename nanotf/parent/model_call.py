@@ -14,7 +14,8 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading.fit_data import FitData, Stream
-from nanotf.shipping import heap, jobs, objects, summaries
+from nanotf.shipping import orders, summaries
+from nanotf.shipping.objects import heap, identities
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -62,7 +63,7 @@ class ModelCall(calls.Call):
         self.captured = tuple(  # numbers of variables that are not the model's own
             number
             for number, obj in enumerate(self.numbered)
-            if objects.has_value(obj) and id(obj) not in known
+            if identities.has_value(obj) and id(obj) not in known
         )
         self.held = [self.numbered[number] for number in self.captured]
         self.variables = own + self.held
@@ -145,7 +146,7 @@ class ModelCall(calls.Call):
             "waits": self.callbacks.waits,
             "chance": Chance.capture(),
             "seeding": eager_context.seeding(),
-            "terminal": jobs.Terminal.capture(),
+            "terminal": orders.Terminal.capture(),
             "quiet": self.quiet,
             "unreset": self.unreset,
             "summaries": summaries.has_default(),

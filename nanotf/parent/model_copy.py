@@ -6,7 +6,7 @@ from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap
+from nanotf.shipping.objects import heap
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 

@@ -16,7 +16,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ModelError
-from nanotf.shipping import inputs
+from nanotf.shipping.data import inputs
 
 # Prefixes of the names of a model's functions, by the method that calls them.
 STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}

@@ -27,7 +27,7 @@ class Traced:
     """A model as it was when a step function was traced for batches of one kind.
 
     Args:
-        heap: bytes, the model, pickled by `shipping.heap.dump_model`.
+        heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
         numbered: list of the objects that are sent by number.
         trainable: list of the variables that were trained.
         number: int, another one for each set of Keras's functions. Random operations in them count
@@ -64,7 +64,7 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
 
     Args:
         model: the user's model.
-        heap, numbered: of `shipping.heap.dump_model`, now.
+        heap, numbered: of `shipping.objects.heap.dump_model`, now.
         specs_by_step: dict of str to nested structure of `tf.TensorSpec`: what the call runs,
             "train", "test" or "predict", the first named for it, and a batch as Keras sees it.
     """

@@ -20,7 +20,7 @@ from nanotf.collectives.engine import part_of
 from nanotf.compat.values import read, write
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
-from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
+from nanotf.shipping.data.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.wire.blocks import Block, aligned
 
 _WHOLE = 16384  # elements; rank 0 writes smaller variables alone, which is cheaper

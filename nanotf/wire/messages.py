@@ -166,7 +166,7 @@ class Job(Message):
 
     Args:
         job: int, counts up in the parent's process; every answer carries it.
-        body: bytes, the shipped job (see `shipping.pickling`).
+        body: bytes, the shipped job (see `shipping.objects.pickling`).
         blocks: tuple of int, the sizes in bytes of the shared blocks whose file
             descriptors follow, in order.
         descriptors: tuple of int, further file descriptors, which follow those. The receiver's
@@ -348,9 +348,9 @@ class Outputs(Message):
     Args:
         job: int.
         rank: int.
-        structure: bytes, the pickled structure of one batch's outputs; see `shipping.outputs`.
+        structure: bytes, the pickled structure of one batch's outputs; see `shipping.data.outputs`.
         steps: int, number of batches.
-        arrays: tuple of `shipping.arrays.ArrayRef`, batch by batch.
+        arrays: tuple of `shipping.data.arrays.ArrayRef`, batch by batch.
         nbytes: int, the block's size in bytes.
     """
 
@@ -470,7 +470,7 @@ class Returned(Message):
 
     Args:
         job: int.
-        value: `shipping.packing.Pickled`.
+        value: `shipping.objects.packing.Pickled`.
         nbytes: int, the block's size in bytes.
     """
 
@@ -511,11 +511,11 @@ class Batch(Message):
         turn: int.
         slot: int; `SlotRead` returns it when the worker has copied its rows.
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
-            `shipping.arrays.ArrayRef`.
+            `shipping.data.arrays.ArrayRef`.
         rows: int, rows of the global batch; 0 if its arrays differ in rows.
         block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
             ring. Its file descriptor follows.
-        may_differ: bool, see `shipping.streams.StreamInput`.
+        may_differ: bool, see `shipping.data.streams.StreamInput`.
     """
 
     stream: int

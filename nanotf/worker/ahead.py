@@ -19,7 +19,7 @@ import tensorflow as tf
 from nanotf.compat import graphs
 from nanotf.compat.generation import generation
 from nanotf.errors import UndividedError
-from nanotf.shipping.streams import Coming
+from nanotf.shipping.data.streams import Coming
 
 MOST_STEPS = 16  # in one call
 MOST_SECONDS = 0.05  # per call, so that the user sees progress and can interrupt training

@@ -65,7 +65,7 @@ class Inbox:
             os._exit(1)
 
     def _route(self, message: messages.Message) -> None:
-        from nanotf.shipping.streams import StreamReader
+        from nanotf.shipping.data.streams import StreamReader
         from nanotf.wire.blocks import Block
 
         if isinstance(message, messages.Job):

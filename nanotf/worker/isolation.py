@@ -33,7 +33,8 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import process_state
-from nanotf.shipping import heap, jobs, mutables, user_modules, whole
+from nanotf.shipping import orders
+from nanotf.shipping.objects import heap, mutables, user_modules, whole
 from nanotf.wire.blocks import Block
 
 # Nobody can write to such values, or they belong to a library, and they lead to nothing.
@@ -199,7 +200,7 @@ class IsolatedFunction:
         block: `Block` or None, holds its arrays.
     """
 
-    def __init__(self, shipment: jobs.TaskShipment, block: Block | None) -> None:
+    def __init__(self, shipment: orders.TaskShipment, block: Block | None) -> None:
         self._shipment, self._block, self._modules = shipment, block, Modules()
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         self._contents: Contents | None = None

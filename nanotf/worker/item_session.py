@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.shipping import jobs, pickling, whole
-from nanotf.shipping.packing import Packer, Pickled
+from nanotf.shipping import orders
+from nanotf.shipping.objects import pickling, whole
+from nanotf.shipping.objects.packing import Packer, Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -40,7 +41,7 @@ class ItemSession:
         """Runs a job received by `inbox`, and reports its end."""
         message.state.restore()
         job = pickling.loads(message.body)
-        if isinstance(job, jobs.ForgetTask):
+        if isinstance(job, orders.ForgetTask):
             self._task = None
             _clean()
             return
@@ -58,7 +59,7 @@ class ItemSession:
         self.channel.send(answer)
 
     def _run_item(
-        self, message: messages.Job, job: jobs.ItemJob, blocks: list[Block]
+        self, message: messages.Job, job: orders.ItemJob, blocks: list[Block]
     ) -> Pickled | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
@@ -94,7 +95,7 @@ class ItemSession:
         return None
 
 
-def _begin(message: messages.Job, job: jobs.ItemJob) -> None:
+def _begin(message: messages.Job, job: orders.ItemJob) -> None:
     """Makes Keras and all random numbers the same, whatever ran in this process before.
 
     Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings

@@ -7,7 +7,7 @@ import traceback
 
 from nanotf.compat import autograph
 from nanotf.errors import NanoError
-from nanotf.shipping import pickling
+from nanotf.shipping.objects import pickling
 from nanotf.wire import messages
 
 

@@ -20,18 +20,10 @@ from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
 from nanotf.region.likeness import Likeness, held
-from nanotf.shipping import (
-    jobs,
-    mutables,
-    objects,
-    packing,
-    programs,
-    state,
-    streams,
-    summaries,
-    whole,
-)
-from nanotf.shipping.inputs import tuned
+from nanotf.shipping import orders, state, summaries
+from nanotf.shipping.data import streams
+from nanotf.shipping.data.inputs import tuned
+from nanotf.shipping.objects import identities, mutables, packing, programs, whole
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
@@ -48,7 +40,7 @@ class _Source:
         data: tuple of `jobs.LoopData`.
     """
 
-    def __init__(self, data: tuple[jobs.LoopData, ...]) -> None:
+    def __init__(self, data: tuple[orders.LoopData, ...]) -> None:
         self._data = data
         self._passes: collections.Counter[int] = collections.Counter()
         self._reader: Any = None
@@ -78,7 +70,7 @@ class _Source:
     def _read(self, number: int, signature: Any) -> Any:
         return from_generator(lambda: self._batches(number), signature)
 
-    def _dataset(self, number: int, data: jobs.LoopData) -> Any:
+    def _dataset(self, number: int, data: orders.LoopData) -> Any:
         made = self._read(number, data.signature)
         if data.cardinality != tf.data.UNKNOWN_CARDINALITY:
             made = made.apply(tf.data.experimental.assert_cardinality(data.cardinality))
@@ -127,7 +119,7 @@ class _KeptProgram:
         session: `session.Session`.
     """
 
-    def __init__(self, job: jobs.LoopJob, session: Any) -> None:
+    def __init__(self, job: orders.LoopJob, session: Any) -> None:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
@@ -143,7 +135,7 @@ class _KeptProgram:
         self.source.begin(run.reader)
         with distribute.single_process():
             self.program.begin(run.job.shipment.call, arrays)
-        self.variables = objects.distinct_variables(self.program.numbered)
+        self.variables = identities.distinct_variables(self.program.numbered)
 
     # The interface of `context.Loop`.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
@@ -224,7 +216,7 @@ class LoopRun:
     parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
-        self, session: Any, inbox: Any, number: int, job: jobs.LoopJob, blocks: list[Block]
+        self, session: Any, inbox: Any, number: int, job: orders.LoopJob, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
@@ -243,7 +235,7 @@ class LoopRun:
         if self.session.rank == 0:
             self.session.channel.send(message)
 
-    def run(self) -> jobs.LoopEnd:
+    def run(self) -> orders.LoopEnd:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
         arrays = None if job.array_block is None else self.blocks[job.array_block]
@@ -348,10 +340,10 @@ class LoopRun:
         self.session.channel.send(messages.Returned(self.number, pickled, block.nbytes), [block.fd])
         block.close_fd()
 
-    def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
+    def _end(self, kept: _KeptProgram) -> orders.LoopEnd:
         self.state.store_rank(1, self.session.rank)
         if self.session.says_written:
             spans = self.state.spans_of_rank(1, self.session.rank)
             self.written = messages.written(self.job.state_block, spans)
-        variables = objects.all_variables(kept.program.numbered)
-        return jobs.LoopEnd(tuple(held(variables)), kept.divides, self.changes)
+        variables = identities.all_variables(kept.program.numbered)
+        return orders.LoopEnd(tuple(held(variables)), kept.divides, self.changes)

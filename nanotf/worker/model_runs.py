@@ -16,15 +16,9 @@ from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.likeness import Likeness
-from nanotf.shipping import (
-    inputs,
-    jobs,
-    outputs,
-    pipelines,
-    state,
-    streams,
-    summaries,
-)
+from nanotf.shipping import orders as jobs
+from nanotf.shipping import state, summaries
+from nanotf.shipping.data import inputs, outputs, pipelines, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.parts import Part

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from nanotf.console import LIBRARIES, logger, say
 from nanotf.region import scope
-from nanotf.shipping.jobs import Terminal
+from nanotf.shipping.orders import Terminal
 from nanotf.wire import messages
 
 STREAMS = ("stdout", "stderr")

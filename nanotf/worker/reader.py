@@ -87,7 +87,7 @@ class _Done:
 
 class _Reader:
     def __init__(self, channel: Channel) -> None:
-        from nanotf.shipping import datasets
+        from nanotf.shipping.data import datasets
 
         self._channel = channel
         self._slots = datasets.Slots()
@@ -116,7 +116,7 @@ class _Reader:
         self._datasets[message.dataset] = self._open(message)
 
     def _open(self, message: Dataset) -> _Opened:
-        from nanotf.shipping import datasets
+        from nanotf.shipping.data import datasets
 
         # Mapped anew: what the dataset has written to its last arrays is gone.
         arrays = [self._view(number) for number in message.arrays]
@@ -133,7 +133,7 @@ class _Reader:
 
     # ----------------------------------------------------------------------------- batches
     def _answer(self, message: Read) -> None:
-        from nanotf.shipping import datasets
+        from nanotf.shipping.data import datasets
 
         self._slots.release(message.free)
         opened = self._datasets[message.dataset]
@@ -169,7 +169,7 @@ def _seed(opened: _Opened, read: Read, is_new: bool) -> None:
 
 
 def _failed(number: int, error: BaseException) -> BatchFailed:
-    from nanotf.shipping import pickling
+    from nanotf.shipping.objects import pickling
 
     try:
         pickled = pickling.dumps(error)

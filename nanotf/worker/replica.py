@@ -12,8 +12,8 @@ from nanotf.compat import graphs, keras_names
 from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
-from nanotf.shipping.inputs import specs_of_step
-from nanotf.shipping.outputs import SCALAR
+from nanotf.shipping.data.inputs import specs_of_step
+from nanotf.shipping.data.outputs import SCALAR
 from nanotf.wire import timing
 from nanotf.worker.ahead import Ahead
 

@@ -21,7 +21,9 @@ from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import heap, inputs, jobs, pickling, streams
+from nanotf.shipping import orders
+from nanotf.shipping.data import inputs, streams
+from nanotf.shipping.objects import heap, pickling
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -144,7 +146,7 @@ class Session:
     def _failures(self) -> tuple[int, Failure | None]:
         return (0, None) if self.group is None else self.group.failures()
 
-    def follow_seed(self, job: jobs.ModelJob) -> None:
+    def follow_seed(self, job: orders.ModelJob) -> None:
         """Sets TensorFlow's own seed as it is in the parent.
 
         Only if the user has set one since the last job, random operations of traced functions start
@@ -219,7 +221,7 @@ class KeptModel:
 
     Args:
         model: the model.
-        numbered: list of the objects in the model; see `shipping.heap`.
+        numbered: list of the objects in the model; see `shipping.objects.heap`.
         ahead: `Ahead`, for its training steps.
         update: `ShardedUpdate`, or None if this worker makes the whole update.
         ledger: `Ledger` of the model's parts.
@@ -247,8 +249,8 @@ def _is_of_op(error: BaseException | None) -> bool:
 
 
 _RUNS: dict[type, Any] = {
-    jobs.FitJob: FitRun,
-    jobs.EvaluateJob: EvaluateRun,
-    jobs.PredictJob: PredictRun,
-    jobs.LoopJob: LoopRun,
+    orders.FitJob: FitRun,
+    orders.EvaluateJob: EvaluateRun,
+    orders.PredictJob: PredictRun,
+    orders.LoopJob: LoopRun,
 }

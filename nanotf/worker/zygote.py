@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> int:
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
-            from nanotf.shipping import datasets  # noqa: F401, for readers
+            from nanotf.shipping.data import datasets  # noqa: F401, for readers
             from nanotf.worker import session  # noqa: F401, for the forks to find
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     gc.enable()

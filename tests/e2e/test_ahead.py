@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from nanotf.errors import UndividedError
-from nanotf.shipping.streams import Coming
+from nanotf.shipping.data.streams import Coming
 from nanotf.worker import ahead
 from nanotf.worker.ahead import Ahead
 

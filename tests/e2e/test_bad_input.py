@@ -17,7 +17,7 @@ from nanotf import errors
 from nanotf.compat.versions import is_keras_3, keras_version
 from nanotf.keras import Model, Sequential
 from nanotf.pool import backends, transports
-from nanotf.shipping.pipelines import SHARDINGS
+from nanotf.shipping.data.pipelines import SHARDINGS
 
 pytestmark = pytest.mark.own_pool
 

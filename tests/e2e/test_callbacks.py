@@ -16,7 +16,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
 from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.shipping import jobs
+from nanotf.shipping import orders
 
 L = tf.keras.layers
 FIT = {"batch_size": 50, "shuffle": False}
@@ -360,13 +360,13 @@ def test_workers_wait_only_for_batch_hooks_with_code(
     ]
     idle += [k.SwapEMAWeights()] if hasattr(k, "SwapEMAWeights") else []
     needs = _needs(*idle)
-    assert not needs.waits & set(jobs.BATCH_HOOKS)
-    assert needs.events & set(jobs.BATCH_HOOKS) <= {
+    assert not needs.waits & set(orders.BATCH_HOOKS)
+    assert needs.events & set(orders.BATCH_HOOKS) <= {
         "on_train_batch_end",
         "on_test_batch_end",
         "on_predict_batch_end",
     }
-    assert not (_needs(*idle, verbose=0).events & set(jobs.BATCH_HOOKS))
+    assert not (_needs(*idle, verbose=0).events & set(orders.BATCH_HOOKS))
 
 
 def test_callbacks_that_wait_and_callbacks_that_get_the_state(tmp_path: pathlib.Path) -> None:
@@ -378,7 +378,7 @@ def test_callbacks_that_wait_and_callbacks_that_get_the_state(tmp_path: pathlib.
             pass
 
     needs = _needs(k.TerminateOnNaN())
-    assert needs.waits & set(jobs.BATCH_HOOKS) == {"on_train_batch_end"}
+    assert needs.waits & set(orders.BATCH_HOOKS) == {"on_train_batch_end"}
     assert not needs.asks
     needs = _needs(k.TensorBoard(str(tmp_path), update_freq=2, write_steps_per_second=True))
     assert "on_train_batch_end" in needs.waits
@@ -740,7 +740,7 @@ def test_a_callback_declares_its_needs_at_batches() -> None:
             self.batches.append(batch)
 
     needs = _needs(Bar())
-    assert not needs.waits & set(jobs.BATCH_HOOKS) and not needs.look_at_model
+    assert not needs.waits & set(orders.BATCH_HOOKS) and not needs.look_at_model
     assert "on_train_batch_end" in needs.events
     bar = Bar()
     x, y = digits(60)

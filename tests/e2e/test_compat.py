@@ -49,7 +49,7 @@ from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.machine import installed
 from nanotf.region import overrides
-from nanotf.shipping import heap
+from nanotf.shipping.objects import heap
 
 pytestmark = pytest.mark.both_generations
 
@@ -916,7 +916,7 @@ def test_registry_of_gradients() -> None:
 
 def test_functions_are_sent_with_the_features_of_their_module() -> None:
     """AutoGraph finds `from __future__ import annotations` among a function's globals."""
-    from nanotf.shipping import pickling
+    from nanotf.shipping.objects import pickling
 
     def step(x: Any) -> Any:
         return x + 1

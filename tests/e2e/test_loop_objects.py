@@ -18,7 +18,7 @@ from loops import cross_entropy, dense, plain_step
 import nanotf
 from nanotf import errors
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.shipping import user_modules
+from nanotf.shipping.objects import user_modules
 
 two = nano(num_processes=2)
 COUNT = 0

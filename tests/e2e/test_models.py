@@ -14,7 +14,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
-from nanotf.shipping import heap
+from nanotf.shipping.objects import heap
 
 L = tf.keras.layers
 

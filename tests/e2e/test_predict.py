@@ -17,7 +17,7 @@ from parity import digits, small_cnn
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import WorkerError
 from nanotf.keras import Model
-from nanotf.shipping import outputs
+from nanotf.shipping.data import outputs
 
 L = tf.keras.layers
 Pair = collections.namedtuple("Pair", ["double", "negative"])

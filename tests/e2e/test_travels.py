@@ -19,7 +19,7 @@ import nanotf
 from nanotf import nano
 from nanotf.errors import ShippingError
 from nanotf.keras import Model
-from nanotf.shipping import heap, outlines, user_modules
+from nanotf.shipping.objects import heap, outlines, user_modules
 
 pytestmark = pytest.mark.both_generations
 

@@ -21,7 +21,7 @@ import nanotf
 from nanotf.parent.defaults import PRECISIONS
 from nanotf.pool.backends import BACKENDS
 from nanotf.pool.transports import TRANSPORTS
-from nanotf.shipping.pipelines import SHARDINGS
+from nanotf.shipping.data.pipelines import SHARDINGS
 
 PACKAGE = pathlib.Path(nanotf.__file__).parent
 NAMES, METHODS = PACKAGE / "__init__.pyi", PACKAGE / "keras/__init__.pyi"

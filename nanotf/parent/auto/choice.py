@@ -27,7 +27,7 @@ from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import inputs
+from nanotf.shipping.data import inputs
 
 WORTH = 0.97  # several processes must take less than this share of one process's time
 

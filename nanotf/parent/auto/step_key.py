@@ -15,7 +15,7 @@ from typing import Any
 from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import user_modules
+from nanotf.shipping.objects import user_modules
 
 
 def digest_of(*parts: Any) -> str:

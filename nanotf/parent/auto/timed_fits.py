@@ -37,7 +37,8 @@ from nanotf.parent.fit import fit_call
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.report import call_report, timeline
-from nanotf.shipping import inputs, jobs
+from nanotf.shipping import orders
+from nanotf.shipping.data import inputs
 from nanotf.wire import messages, timing
 
 TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
@@ -209,7 +210,7 @@ class Trial(fit_call.FitCall):
         made.executions, made.epochs = executions, epochs
         return made
 
-    def job(self) -> jobs.FitJob:
+    def job(self) -> orders.FitJob:
         steps = self.executions * self.steps_per_execution
         if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
             steps = min(steps, self.data.steps)

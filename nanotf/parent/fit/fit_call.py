@@ -25,7 +25,7 @@ from nanotf.parent.resume.moments import Moment, read_all
 from nanotf.parent.resume.resumption import Resumption
 from nanotf.parent.resume.writer import Checkpointing
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.shipping import jobs
+from nanotf.shipping import orders
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -131,7 +131,7 @@ class FitCall(ModelCall):
         self.metrics_block = len(blocks) - 1
         variables = keras_names.metric_state(self.model)
         self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
-        self.metrics.store(jobs.FIRST_METRICS)  # of metrics that are never reset
+        self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
         if not self.continues:
             self.state.store(self.turn)
             if self.max_restarts > 0:
@@ -139,7 +139,7 @@ class FitCall(ModelCall):
         elif self.last is not None:
             self.state.restore(self.turn, self.last.values)
             if self.last.step:
-                self.metrics.restore(jobs.FIRST_METRICS, self.last.metrics)
+                self.metrics.restore(orders.FIRST_METRICS, self.last.metrics)
         return blocks
 
     def _begin_training(self) -> None:
@@ -210,7 +210,7 @@ class FitCall(ModelCall):
         if self.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
 
-    def job(self) -> jobs.FitJob:
+    def job(self) -> orders.FitJob:
         a = self.arguments
         attributes = keras_names.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)
@@ -226,7 +226,7 @@ class FitCall(ModelCall):
                 self.unreset = {}  # they were reset at the begin of the second epoch
             if stop:  # no further epoch, only Keras's work at the end of training
                 epochs, stop = epoch, False
-        return jobs.FitJob(
+        return orders.FitJob(
             **self.common(),
             train=self.data.train,
             validation=self.data.validation,
@@ -294,7 +294,7 @@ class FitCall(ModelCall):
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Calls the hook that all ranks have reached."""
-        if first.hook == jobs.PAUSE:
+        if first.hook == orders.PAUSE:
             return self._pause(first)
         if not first.state and self.callbacks.needs_state(first.hook, first.index):
             # They must report this hook again, with their state.
@@ -309,7 +309,7 @@ class FitCall(ModelCall):
         if first.hook == "on_test_begin":
             self._begin_validation(logs)
             logs = None
-        elif first.hook in jobs.BATCH_HOOKS:
+        elif first.hook in orders.BATCH_HOOKS:
             logs = keras_names.all_logs(self.model, logs)
         elif first.hook == "on_train_end" and logs is None and self.last is not None:
             logs = self.last.logs  # no epoch was left to run after a restart
@@ -350,7 +350,7 @@ class FitCall(ModelCall):
             self.state.load(self.turn)
             self.loaded = self.turn
         if look or at_end:
-            self.metrics.load(jobs.METRICS)
+            self.metrics.load(orders.METRICS)
 
     def _validates_here(self, first: messages.Waiting) -> bool:
         """Returns True if this process validates the epoch that has ended."""
@@ -378,10 +378,10 @@ class FitCall(ModelCall):
                 self.state.store(self.turn)
                 written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
             # A callback that evaluates the model leaves its own numbers in the metrics.
-            reload_metrics = reload or self.metrics.differs(jobs.METRICS)
+            reload_metrics = reload or self.metrics.differs(orders.METRICS)
             if reload_metrics:
-                self.metrics.store(jobs.METRICS)
-                written += messages.written(self.metrics_block, self.metrics.spans(jobs.METRICS))
+                self.metrics.store(orders.METRICS)
+                written += messages.written(self.metrics_block, self.metrics.spans(orders.METRICS))
         if self.callbacks.look_at_model:
             found = keras_names.plain_attributes(self.model)
             pickled = pickle.dumps(found)
@@ -426,7 +426,7 @@ class FitCall(ModelCall):
         """Returns the moment after a step whose state the workers have stored."""
         steps = step if self.data.steps is None else min(step, self.data.steps)
         values = self.state.snapshot(self.turn)
-        return Moment(self.epoch, steps, values, self.metrics.snapshot(jobs.METRICS), logs)
+        return Moment(self.epoch, steps, values, self.metrics.snapshot(orders.METRICS), logs)
 
     def _begin_validation(self, logs: Any) -> None:
         """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""

@@ -20,7 +20,7 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.resume.moments import Moment, read_all, write_all
 from nanotf.parent.resume.resumption import finished
 from nanotf.parent.resume.writer import Checkpointing
-from nanotf.shipping import inputs, streams
+from nanotf.shipping.data import inputs, streams
 
 
 def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:

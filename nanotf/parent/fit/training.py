@@ -19,7 +19,7 @@ from nanotf.parent.resume.resumption import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport
-from nanotf.shipping.pipelines import check_sharding
+from nanotf.shipping.data.pipelines import check_sharding
 
 
 def fit(
@@ -44,7 +44,7 @@ def fit(
         num_processes: int, above 1.
         transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
-        sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
+        sharding: str or None for "auto", one of `shipping.data.pipelines.SHARDINGS`.
         max_restarts: int, how often training continues, from the last completed epoch and with new
             workers, after a worker died or got stuck.
         cores: sequence of int or None, the logical CPUs to share out between the workers.

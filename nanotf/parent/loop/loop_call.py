@@ -47,16 +47,9 @@ from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness, recording
-from nanotf.shipping import (
-    attributes,
-    jobs,
-    mutables,
-    objects,
-    programs,
-    streams,
-    summaries,
-    whole,
-)
+from nanotf.shipping import orders, summaries
+from nanotf.shipping.data import streams
+from nanotf.shipping.objects import attributes, identities, mutables, programs, whole
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -224,7 +217,7 @@ class _LoopCall(calls.Call):
         if any(map(keras_names.computes_in_bfloat16, self.manifest.numbered)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.shipment, self.packer = self.manifest.ship()
-        self.variables = objects.distinct_variables(self.manifest.numbered)
+        self.variables = identities.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
         # Complete passes over each source: when the last save began, and by path of a checkpoint.
         # A worker may die after it wrote the last save's files, before it could report them.
@@ -292,15 +285,15 @@ class _LoopCall(calls.Call):
         self.state.store(0)
         return blocks
 
-    def job(self) -> jobs.LoopJob:
-        return jobs.LoopJob(
+    def job(self) -> orders.LoopJob:
+        return orders.LoopJob(
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
             layout=self.layout,
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
-            terminal=jobs.Terminal.capture(),
+            terminal=orders.Terminal.capture(),
             summaries=summaries.has_default(),
         )
 
@@ -404,7 +397,7 @@ class _LoopCall(calls.Call):
         del self.state
 
     # ------------------------------------------------------------------------------ the end
-    def end(self, results: list[jobs.LoopEnd]) -> Any:
+    def end(self, results: list[orders.LoopEnd]) -> Any:
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         manifest = self.manifest
@@ -431,7 +424,7 @@ class _LoopCall(calls.Call):
                 manifest.grow(changes)
         return value
 
-    def check_alike(self, results: list[jobs.LoopEnd]) -> None:
+    def check_alike(self, results: list[orders.LoopEnd]) -> None:
         """Raises `DivergedError` if variables differ between the workers."""
         for parts in zip(*(result.held for result in results), strict=True):
             if likeness.differ(np.array([[size] for _, size in parts])):

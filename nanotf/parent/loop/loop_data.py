@@ -14,7 +14,8 @@ from nanotf.compat import keras_steps, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.reading.fit_data import Stream
-from nanotf.shipping import jobs, streams
+from nanotf.shipping import orders
+from nanotf.shipping.data import streams
 
 
 class Source:
@@ -39,7 +40,7 @@ class Source:
             if kind == "dataset":
                 cardinality = int(source.cardinality())
         streams.check_dense(signature, "A dataset of a @nano function")
-        self.data = jobs.LoopData(kind, signature, cardinality)
+        self.data = orders.LoopData(kind, signature, cardinality)
 
     def _specs_of_first(self) -> Any:
         """Returns the specs of a generator's elements, by its first element."""

@@ -12,7 +12,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, WorkerError
 from nanotf.parent.map.item_run import ItemRun, Outcome
 from nanotf.pool import interrupts
-from nanotf.shipping import whole
+from nanotf.shipping.objects import whole
 
 END_SECONDS = 60.0  # limit for the workers of an interrupted call to end
 

@@ -26,8 +26,9 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import NO_TRANSPORT
-from nanotf.shipping import jobs, pickling
-from nanotf.shipping.packing import Packer, Pickled
+from nanotf.shipping import orders
+from nanotf.shipping.objects import pickling
+from nanotf.shipping.objects.packing import Packer, Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -79,7 +80,7 @@ class Task:
     labels: Sequence[str]
     seed: int
     state: ProcessState
-    terminal: jobs.Terminal
+    terminal: orders.Terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ class ItemRun:
     def _end(self, pool: IndependentPool) -> None:
         """Leaves the pool to the next call, without this call's function and arrays."""
         pool.settle()
-        body = pickling.dumps(jobs.ForgetTask())
+        body = pickling.dumps(orders.ForgetTask())
         forget = messages.Job(pool.next_job(), body, state=self.task.state)
         for rank in self._informed:
             pool.send_to(rank, forget)
@@ -281,11 +282,11 @@ class ItemRun:
             self._informed.add(rank)
             blocks += [] if self._shared is None else [self._shared]
             whole, names = self.task.function.whole, self.task.names
-            task = jobs.TaskShipment(whole, names, self._shared is not None)
+            task = orders.TaskShipment(whole, names, self._shared is not None)
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, self.task.terminal)
+        job = orders.ItemJob(task, item.whole, of_item is not None, seed, self.task.terminal)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = index
         self._given[rank] += 1

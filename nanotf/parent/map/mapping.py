@@ -18,8 +18,9 @@ from nanotf.parent.map.item_results import Results, progress_bar
 from nanotf.parent.map.item_run import ItemRun, Parcel, Policy, Task
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan
-from nanotf.shipping import jobs, whole
-from nanotf.shipping.packing import Packer
+from nanotf.shipping import orders
+from nanotf.shipping.objects import whole
+from nanotf.shipping.objects.packing import Packer
 
 _NO_TERMINAL = {"stdout": False, "stderr": False}
 
@@ -157,7 +158,7 @@ def imap(
         item_arguments.check_memory_limit(memory_limit),
     )
     # Bars that several workers redraw would overwrite each other.
-    terminal = jobs.Terminal(_NO_TERMINAL, shutil.get_terminal_size().columns)
+    terminal = orders.Terminal(_NO_TERMINAL, shutil.get_terminal_size().columns)
     run = ItemRun(task_of(function, chosen, given, base, terminal), policy)
     bar = None if verbose == 0 else progress_bar(len(chosen), verbose)
     return Results(run, len(chosen), ordered, on_error == "raise", bar)
@@ -178,7 +179,7 @@ def task_of(
     items: Sequence[Any],
     shared: Mapping[str, Any],
     seed: int,
-    terminal: jobs.Terminal,
+    terminal: orders.Terminal,
 ) -> Task:
     """Pickles the function and the items; see `Task`.
 

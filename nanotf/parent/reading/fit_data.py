@@ -20,8 +20,8 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading import read_ahead
 from nanotf.parent.reading.passes import Resume, epochs_cut_short
 from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
-from nanotf.shipping import inputs, pipelines, streams
-from nanotf.shipping.arrays import Packing
+from nanotf.shipping.data import inputs, pipelines, streams
+from nanotf.shipping.data.arrays import Packing
 from nanotf.wire.blocks import Block
 
 Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput

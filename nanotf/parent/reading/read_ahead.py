@@ -31,7 +31,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import WorkerError, catchable_as
 from nanotf.pool.readers import Batch, Published, ReaderPool
-from nanotf.shipping import datasets
+from nanotf.shipping.data import datasets
 from nanotf.wire import reading
 
 BATCHES_AHEAD = 2  # for each reader

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nanotf.compat import eager_context
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping.inputs import pieces_of
+from nanotf.shipping.data.inputs import pieces_of
 
 
 class OrderSeed(NamedTuple):

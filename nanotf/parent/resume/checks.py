@@ -12,7 +12,7 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading.fit_data import FitData
-from nanotf.shipping import inputs, pipelines
+from nanotf.shipping.data import inputs, pipelines
 
 REMEDY = (
     "Use tf.random.stateless_* with a seed from a variable, or a tf.random.Generator of the model. "

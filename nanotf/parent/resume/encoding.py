@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.shipping.arrays import dtype_name, numpy_dtype
+from nanotf.shipping.data.arrays import dtype_name, numpy_dtype
 
 _LONGEST_BITS = 10_000  # 3,010 digits; Python refuses to read more than 4,300
 

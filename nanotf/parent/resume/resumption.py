@@ -26,7 +26,7 @@ from nanotf.parent.resume.folder_lock import FolderLock
 from nanotf.parent.resume.moments import Moment, Values, write_all
 from nanotf.parent.resume.store import LOCK, Folder, Stored
 from nanotf.report import call_report
-from nanotf.shipping.arrays import numpy_dtype
+from nanotf.shipping.data.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
 from nanotf.wire import files, timing
 

@@ -36,8 +36,8 @@ from nanotf.sagemaker.smp import joint_run, keras_checks, rank_groups, runtime, 
 from nanotf.sagemaker.smp.from_keras import KerasModel, file_call
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.step_model import SAVE_PATH
-from nanotf.shipping import pickling
-from nanotf.shipping.objects import data_classes
+from nanotf.shipping.objects import pickling
+from nanotf.shipping.objects.identities import data_classes
 
 Array = np.ndarray[Any, Any]
 

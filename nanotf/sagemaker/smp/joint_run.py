@@ -19,7 +19,7 @@ from nanotf.parent.map.item_run import ItemRun, Policy, Task
 from nanotf.pool import backends
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
-from nanotf.shipping import jobs
+from nanotf.shipping import orders
 
 
 def together(
@@ -49,7 +49,7 @@ def together(
     calls.check_may_start(call)
     size = len(labels)
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
-    task = mapping.task_of(function, range(size), shared, 0, jobs.Terminal.capture())
+    task = mapping.task_of(function, range(size), shared, 0, orders.Terminal.capture())
     owner = MailboxOwner(size, stall_seconds())
     try:
         with (

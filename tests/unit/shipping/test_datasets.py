@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nanotf.errors import ShippingError
-from nanotf.shipping import datasets
+from nanotf.shipping.data import datasets
 
 
 class Data:

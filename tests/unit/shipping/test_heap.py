@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap
+from nanotf.shipping.objects import heap
 
 L = tf.keras.layers
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")

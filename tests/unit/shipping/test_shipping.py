@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
-from nanotf.shipping import arrays
-from nanotf.shipping.inputs import rows_of_rank
-from nanotf.shipping.streams import Coming, StreamReader, StreamWriter
+from nanotf.shipping.data import arrays
+from nanotf.shipping.data.inputs import rows_of_rank
+from nanotf.shipping.data.streams import Coming, StreamReader, StreamWriter
 from nanotf.wire import messages
 from nanotf.wire.blocks import ALIGNMENT, Block, aligned
 

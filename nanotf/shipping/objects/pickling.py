@@ -31,7 +31,7 @@ from nanotf.compat import functions
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import user_modules
+from nanotf.shipping.objects import user_modules
 
 _DEEPEST, _MOST = 10, 1000  # steps of a path in an error, and parts of an object that are tried
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import heap, user_modules
+from nanotf.shipping.objects import heap, user_modules
 
 _MISSING = object()
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.generation import generation
-from nanotf.shipping import heap, mutables, outlines
+from nanotf.shipping.objects import heap, mutables, outlines
 
 Changes = Mapping[int, tuple[dict[str, Any], tuple[str, ...]]]  # new values, names that are gone
 

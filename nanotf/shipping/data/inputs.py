@@ -28,7 +28,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, UndividedError
-from nanotf.shipping.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
 _ROWS_OF_A_PIECE = 2**19  # of an order, at most; 4 MiB

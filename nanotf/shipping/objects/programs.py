@@ -35,9 +35,9 @@ from typing import Any
 
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import heap, mutables, objects, pickling, user_modules
-from nanotf.shipping.attributes import Attributes, Changes
-from nanotf.shipping.packing import Packer, Pickled
+from nanotf.shipping.objects import heap, identities, mutables, pickling, user_modules
+from nanotf.shipping.objects.attributes import Attributes, Changes
+from nanotf.shipping.objects.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
 
@@ -83,7 +83,7 @@ class _Data:
 @functools.cache
 def _is_made_here(cls: Any) -> bool:
     """Returns True if a worker makes its own objects of a class to replace the parent's."""
-    return issubclass(cls, objects.data_classes())
+    return issubclass(cls, identities.data_classes())
 
 
 class _Pickler(heap.Pickler):

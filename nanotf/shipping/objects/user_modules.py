@@ -19,7 +19,7 @@ import cloudpickle
 from nanotf.compat import process_state
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import objects
+from nanotf.shipping.objects import identities
 
 _LONGEST = 1000  # a longer list holds data
 _KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
@@ -148,7 +148,7 @@ def _holds_root(value: Any) -> bool:
         inside = dict.values(value)  # a subclass may load what it lists
     elif not isinstance(value, type):
         inside = getattr(value, "__dict__", {}).values()
-    return any(map(objects.is_root, [value, *itertools.islice(inside, _LONGEST)]))
+    return any(map(identities.is_root, [value, *itertools.islice(inside, _LONGEST)]))
 
 
 def is_users(module: types.ModuleType) -> bool:

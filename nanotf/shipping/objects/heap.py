@@ -43,7 +43,8 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import outlines, pickling, summaries, user_modules
+from nanotf.shipping import summaries
+from nanotf.shipping.objects import outlines, pickling, user_modules
 
 VALUE = "_nanotf_value"  # among a variable's attributes, if its value comes with them
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}

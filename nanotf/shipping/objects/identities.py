@@ -78,7 +78,7 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
     """Returns the variables with values among objects and in them, each once.
 
     Args:
-        numbered: sequence of objects, see `shipping.heap`.
+        numbered: sequence of objects, see `shipping.objects.heap`.
 
     Returns:
         A list of `tf.Variable` in a fixed order.

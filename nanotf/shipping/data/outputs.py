@@ -21,8 +21,8 @@ import numpy as np
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping import pickling
-from nanotf.shipping.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.arrays import ArrayRef, Packing, view
+from nanotf.shipping.objects import pickling
 from nanotf.wire.blocks import Block
 
 PIECE_NBYTES = 64 * 1024**2  # a worker collects this much before it sends a piece

@@ -45,8 +45,8 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
-from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.inputs import (
+from nanotf.shipping.data.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.inputs import (
     check_rows,
     claiming,
     extent_spec,

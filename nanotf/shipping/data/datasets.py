@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.shipping import pickling
-from nanotf.shipping.packing import Packer
+from nanotf.shipping.objects import pickling
+from nanotf.shipping.objects.packing import Packer
 from nanotf.wire.blocks import Block
 
 LARGE = 1 << 20  # bytes

@@ -33,7 +33,7 @@ import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
-from nanotf.shipping.inputs import (
+from nanotf.shipping.data.inputs import (
     claiming,
     own_rows,
     resumed,

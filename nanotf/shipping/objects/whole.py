@@ -19,8 +19,8 @@ import numpy as np
 from nanotf.compat import keras_names, values
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
-from nanotf.shipping import heap, objects, user_modules
-from nanotf.shipping.packing import Packer, Pickled
+from nanotf.shipping.objects import heap, identities, user_modules
+from nanotf.shipping.objects.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
 # The receiver's objects, by kind, in the order of both sides.
@@ -41,7 +41,7 @@ class Pickler(heap.Pickler):
 
     def attributes(self, obj: Any) -> dict[str, Any]:
         found = super().attributes(obj)
-        has_value = isinstance(obj, require_tensorflow().Variable) and objects.has_value(obj)
+        has_value = isinstance(obj, require_tensorflow().Variable) and identities.has_value(obj)
         return {**found, heap.VALUE: values.read(obj).numpy()} if has_value else found
 
     def reducer_override(self, obj: Any) -> Any:
@@ -67,7 +67,7 @@ class _ItemPickler(Pickler):
     """Pickler of items and their results, which have no data in common with other processes."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, objects.data_classes()):
+        if isinstance(obj, identities.data_classes()):
             raise ShippingError(
                 "A dataset, an iterator or a generator stays in the process that made it. "
                 f"Received: an object of class {type(obj).__name__}. Make it inside the function, "

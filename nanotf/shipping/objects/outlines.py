@@ -23,7 +23,7 @@ from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import user_modules
+from nanotf.shipping.objects import user_modules
 
 _DEEPEST = 4
 _LONGEST = 1000

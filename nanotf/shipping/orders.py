@@ -44,7 +44,7 @@ class ModelJob:
     """Base of the jobs of a model's methods.
 
     Args:
-        heap: bytes, the model, pickled by `shipping.heap.dump_model`.
+        heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
         trace: int, see `parent.traced.Traced.number`. If it and the bytes are equal, a worker
             reuses the model that it has, and its traced functions.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
@@ -230,10 +230,10 @@ class LoopJob:
     """One `@nano` call. A worker's result is a `LoopEnd`.
 
     Args:
-        shipment: `shipping.programs.Shipment`.
+        shipment: `shipping.objects.programs.Shipment`.
         array_block: int or None, the number of the job's block for the arrays of its pickles.
         data: tuple of `LoopData`, by number.
-        layout: `StateLayout` of `shipping.objects.distinct_variables`.
+        layout: `StateLayout` of `shipping.objects.identities.distinct_variables`.
         state_block: int, the number of the job's block that holds the state.
         chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
