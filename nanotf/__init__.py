@@ -11,7 +11,7 @@ from nanotf import lazy_names
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CheckpointManager": "nanotf.region.checkpoints",
+    "CheckpointManager": "nanotf.region.checkpoint_manager",
     "Model": "nanotf.keras",
     "Sequential": "nanotf.keras",
     "accelerate": "nanotf.keras.models",
@@ -30,7 +30,7 @@ _HOMES = {
     "patch_tensorflow": "nanotf.keras.patching",
     "plan": "nanotf.machine.topology",
     "rank": "nanotf.region.context",
-    "search": "nanotf.tuning.search",
+    "search": "nanotf.searching.search",
     "set_tf_config": "nanotf.machine.cluster",
     "shutdown": "nanotf.pool.warm",
     "size": "nanotf.region.context",

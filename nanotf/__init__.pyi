@@ -20,11 +20,11 @@ from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
 from nanotf.parent.map.mapping import imap, map
 from nanotf.pool.warm import shutdown, worker_pids
-from nanotf.region.checkpoints import CheckpointManager
+from nanotf.region.checkpoint_manager import CheckpointManager
 from nanotf.region.context import get_strategy, is_chief, rank, size
 from nanotf.report.call_report import last_report
 from nanotf.sagemaker.jobs.job import job
-from nanotf.tuning.search import search
+from nanotf.searching.search import search
 
 __all__ = [
     "CheckpointManager",

@@ -184,13 +184,13 @@ def _pool() -> tuple[int, ...]:
 
 def _zygote() -> int | None:
     """Returns the process that workers are forked from, if there is one."""
-    zygote = sys.modules.get("nanotf.pool.zygote")
+    zygote = sys.modules.get("nanotf.pool.forks")
     return None if zygote is None else zygote.pid()
 
 
 def _descriptors_of_zygote() -> set[int]:
     """Its channel and its log, if there is a zygote; it serves the next modules, too."""
-    zygote = getattr(sys.modules.get("nanotf.pool.zygote"), "_zygote", None)
+    zygote = getattr(sys.modules.get("nanotf.pool.forks"), "_zygote", None)
     return set() if zygote is None else {zygote._channel.fileno(), zygote.log.fileno()}
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from nanotf import __version__
 from nanotf.cli import compare, doctor, env, jobs, train
-from nanotf.cli.arguments import ArgumentError, Parser, add_json, explain, whole_number
+from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
 from nanotf.cli.run import Script

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.cli.arguments import whole_number
+from nanotf.cli.parsers import whole_number
 from nanotf.cli.shell import printable
 from nanotf.errors import InvalidArgumentError, describe_exit
 from nanotf.machine import topology

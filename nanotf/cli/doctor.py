@@ -15,7 +15,7 @@ from typing import Any
 
 import nanotf
 from nanotf.cli import facts as facts_module
-from nanotf.cli import findings, trial
+from nanotf.cli import findings, self_test
 from nanotf.cli.facts import Facts
 from nanotf.cli.findings import Finding
 from nanotf.cli.picture import draw
@@ -83,10 +83,10 @@ def examine(
         facts = facts_module.gather()
     plan = _plan(num_processes, facts.machine, facts.environ)
     found = findings.find(facts, plan, testing=test)
-    checks: Sequence[trial.Check] | None = None
+    checks: Sequence[self_test.Check] | None = None
     if test:
         hopeless = any(finding.severity == "error" for finding in found)
-        checks = () if hopeless else trial.run_trial()
+        checks = () if hopeless else self_test.run_trial()
         failed = [f"{check.name}: {check.text}" for check in checks if not check.passed]
         if failed:
             found.insert(0, Finding("error", f"The test failed: {'; '.join(failed)}", _FIX_OF_TEST))
@@ -106,7 +106,7 @@ def _plan(
 def _report(
     facts: Facts,
     plan: topology.Plan,
-    checks: Sequence[trial.Check] | None,
+    checks: Sequence[self_test.Check] | None,
     found: Sequence[Finding],
 ) -> Report:
     system, usage = facts.system, facts.usage

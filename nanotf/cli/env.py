@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nanotf.cli import shell
-from nanotf.cli.arguments import ArgumentError, Parser, add_json, explain, whole_number
+from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.console import say
 from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.installed import find_installed

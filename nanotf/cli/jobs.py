@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from nanotf.cli.arguments import Parser, add_json, whole_number
+from nanotf.cli.parsers import Parser, add_json, whole_number
 from nanotf.cli.train import add_output, report_end, wait_for
 from nanotf.console import say
 from nanotf.errors import JobError

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from nanotf.compat.overrides import Override, install
+from nanotf.compat.replacements import Override, install
 
 _names: set[str] = set()  # of custom gradients that are not registered yet
 

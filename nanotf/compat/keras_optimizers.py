@@ -4,12 +4,12 @@ Covers their variables and slots, and how they are built.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.sparse_gradients.SummedRows` |
 | `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names` | both / 3 / 2 | see `updates_elements_apart` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
 | `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` |
-| `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.optimizers.SummedRows` |
+| `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.sparse_gradients.SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 

@@ -9,7 +9,7 @@ from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import Kind
-from nanotf.region.optimizers import SummedRows
+from nanotf.region.sparse_gradients import SummedRows
 
 __all__ = ["SparseAdam"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
-from nanotf.machine import reading, shell_state, topology
+from nanotf.machine import reader_places, shell_state, topology
 from nanotf.machine.cgroups import parse_cpu_list
 from nanotf.machine.cpus import describe_machine
-from nanotf.machine.reading import ReaderPlan
+from nanotf.machine.reader_places import ReaderPlan
 
 PINNED = "nanotf-pinned"  # the name in `ps -o comm` and `top`; 15 characters at most
 
@@ -123,8 +123,8 @@ def plan_readers(
         "cores": cores,
         "max_cores": cap,
     }
-    beside = reading.plan_readers(number, machine, avoid=theirs, **rest)
-    return beside if beside.own else reading.plan_readers(number, machine, **rest)
+    beside = reader_places.plan_readers(number, machine, avoid=theirs, **rest)
+    return beside if beside.own else reader_places.plan_readers(number, machine, **rest)
 
 
 def forget() -> None:

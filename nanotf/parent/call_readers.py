@@ -16,7 +16,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.machine import neighbours, topology
-from nanotf.machine.reading import ReaderPlan
+from nanotf.machine.reader_places import ReaderPlan
 from nanotf.parent import calls
 from nanotf.parent.reading import read_ahead
 from nanotf.pool import backends, warm

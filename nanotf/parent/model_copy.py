@@ -35,9 +35,9 @@ def copy_state(source: Side, target: Side) -> None:
 
 def endless_copy(dataset: Any) -> Any:
     """Returns an endless copy for a trial here; the user's dataset loses no rows or orders."""
-    from nanotf.compat import pipelines
+    from nanotf.compat import dataset_graphs
 
-    copy = pipelines.copy_of(dataset)
+    copy = dataset_graphs.copy_of(dataset)
     if copy is None:
         raise ShippingError(
             "A trial reads a copy of the dataset. Received: a dataset whose graph TensorFlow "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_build, keras_names, keras_optimizers, pipelines
+from nanotf.compat import dataset_graphs, keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
@@ -217,6 +217,6 @@ def check_first_batch(dataset: Any) -> None:
     rows = {spec.shape[0] for spec in specs}
     if len(specs) < 2 or (len(rows) == 1 and None not in rows):
         return
-    copy = pipelines.copy_without_effects(dataset)
+    copy = dataset_graphs.copy_without_effects(dataset)
     for batch in () if copy is None else copy.take(1):
         inputs.check_rows(tf.nest.flatten(batch))

@@ -35,7 +35,7 @@ class Traced:
             eagerly.
         runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
         attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
-        summaries: dict of str to `compat.summaries.State`, those that its steps write with.
+        summaries: dict of str to `compat.summary_state.State`, those that its steps write with.
     """
 
     heap: bytes

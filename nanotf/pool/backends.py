@@ -14,14 +14,14 @@ from collections.abc import Collection, Sequence
 
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_choice
 from nanotf.machine import neighbours, topology
-from nanotf.pool import zygote
+from nanotf.pool import forks
 from nanotf.pool.handles import Crew
 from nanotf.pool.hosts import members
 from nanotf.pool.hosts.crew import HostsCrew
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import AnyPlan, HostsPlan, RayPlan
-from nanotf.pool.ray import cluster
-from nanotf.pool.ray.crew import RayCrew
+from nanotf.pool.ray import ray_cluster
+from nanotf.pool.ray.ray_crew import RayCrew
 
 # By accepted name.
 BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray", "hosts": "hosts"}
@@ -127,5 +127,5 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
 
 def stop_what_was_started() -> None:
     """Ends the helpers of the back ends: the zygote, and Ray if nanotf started it."""
-    zygote.end()
-    cluster.stop()
+    forks.end()
+    ray_cluster.stop()

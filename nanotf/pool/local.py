@@ -11,9 +11,9 @@ from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.machine import environment, topology
 from nanotf.pool import stalls
+from nanotf.pool.forks import FORK_SECONDS, Forks, Zygote
 from nanotf.pool.handles import Worker
 from nanotf.pool.worker_log import WorkerLog
-from nanotf.pool.zygote import FORK_SECONDS, Forks, Zygote
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard

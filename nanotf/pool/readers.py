@@ -1,4 +1,4 @@
-"""Processes that read the user's datasets for one call, see `wire.reading`.
+"""Processes that read the user's datasets for one call, see `wire.reader_messages`.
 
     caller's threads            seat (a thread per reader)        reader
       read() puts a task   ->     starts the process       ->       forked as workers are
@@ -31,13 +31,13 @@ from nanotf.console import logger
 from nanotf.errors import NanoError, ReaderDied, WorkerDied, WorkerError
 from nanotf.machine import topology
 from nanotf.pool import stalls
+from nanotf.pool.forks import Forks
 from nanotf.pool.handles import DEATH_SECONDS
 from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.local import LocalWorker, worker_variables
 from nanotf.pool.starts import LONGEST_PAUSE, PAUSE_SECONDS
 from nanotf.pool.supervision import not_finished
-from nanotf.pool.zygote import Forks
-from nanotf.wire import messages, reading
+from nanotf.wire import messages, reader_messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
 
@@ -82,7 +82,7 @@ class Published:
 
 
 class _Task:
-    def __init__(self, read: reading.Read) -> None:
+    def __init__(self, read: reader_messages.Read) -> None:
         self.read = read
         self.future: Future[Batch] = Future()
 
@@ -195,10 +195,10 @@ class ReaderPool:
                 if seat.ready:
                     self._tell(seat, published)
 
-    def read(self, dataset: int, index: int, moment: reading.Moment) -> Future[Batch]:
+    def read(self, dataset: int, index: int, moment: reader_messages.Moment) -> Future[Batch]:
         """Requests a batch of a published dataset; returns its future."""
         with self._lock:
-            task = _Task(reading.Read(next(self._counter), dataset, index, moment))
+            task = _Task(reader_messages.Read(next(self._counter), dataset, index, moment))
             if self._closing.is_set():
                 task.future.set_exception(ended())
             elif self._failure is not None:
@@ -238,7 +238,7 @@ class ReaderPool:
         new = {number: block for number, block in numbers.items() if number not in known}
         seat.known[published.dataset] = set(numbers)
         first, *rest = numbers
-        message = reading.Dataset(
+        message = reader_messages.Dataset(
             published.dataset,
             published.seed,
             first,
@@ -278,7 +278,13 @@ class ReaderPool:
     def _start(self, seat: _Seat) -> None:
         state = ProcessState.capture(early=True)
         environ = worker_variables(seat.placement, os.environ)
-        of_worker = (seat.placement, self._key, reading.READS, environ, self._forks.zygote(environ))
+        of_worker = (
+            seat.placement,
+            self._key,
+            reader_messages.READS,
+            environ,
+            self._forks.zygote(environ),
+        )
         process = ReaderProcess(self._max_restarts, *of_worker)
         with self._lock:
             seat.process = process
@@ -314,7 +320,7 @@ class ReaderPool:
         while True:
             message = process.channel.receive()
             slot = None
-            if isinstance(message, reading.BatchRead) and message.slot >= 0:
+            if isinstance(message, reader_messages.BatchRead) and message.slot >= 0:
                 slot = self._slot(seat, process, message)
             with self._lock:
                 task = seat.running.popleft()
@@ -323,7 +329,7 @@ class ReaderPool:
             _finish(task, Batch(message, slot, where))
             del slot, task, message  # nothing may keep a slot while this thread waits
 
-    def _slot(self, seat: _Seat, process: ReaderProcess, message: reading.BatchRead) -> Any:
+    def _slot(self, seat: _Seat, process: ReaderProcess, message: reader_messages.BatchRead) -> Any:
         if message.block is not None:
             fd = process.channel.receive_fds(1)[0]
             seat.blocks[message.slot] = Block(message.block, fd)

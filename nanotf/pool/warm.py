@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.errors import NanoError, WorkerDied
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
-from nanotf.pool.independent import IndependentPool
+from nanotf.pool.items import IndependentPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
 from nanotf.pool.starts import START_TRIES, pause

@@ -12,9 +12,9 @@ import functools
 from typing import Any
 
 from nanotf.collectives import lazy
-from nanotf.compat import autograph, keras_names, one_replica, overrides
-from nanotf.compat.overrides import KERAS_2, KERAS_3, Override
-from nanotf.region import calls, draws, keras_rules, normalization, once, tapes
+from nanotf.compat import autograph, keras_names, one_replica, replacements
+from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
+from nanotf.region import call_changes, draws, keras_rules, normalization, once, tapes
 
 
 def install(strategy: Any) -> None:
@@ -23,7 +23,7 @@ def install(strategy: Any) -> None:
     Args:
         strategy: `strategy.WorkerStrategy`.
     """
-    overrides.install(TABLE, strategy)
+    replacements.install(TABLE, strategy)
 
 
 # ---------------------------------------------------------------------- TensorFlow's variables
@@ -58,17 +58,17 @@ TABLE: tuple[Override, ...] = (
         for name in one_replica.STRATEGIES
     ),
     # Regions: the divided calls, and the values that their code reads, draws and returns.
-    Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", calls.calling_layers),
-    Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere is unaware of the region", calls.calling_functions),
-    Override("tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.__init__", "each worker runs its pipelines alone", calls.tracing_pipelines),
-    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph turns a loop over a dataset into a pipeline, which each worker runs alone", calls.looping),
+    Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", call_changes.calling_layers),
+    Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere is unaware of the region", call_changes.calling_functions),
+    Override("tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.__init__", "each worker runs its pipelines alone", call_changes.tracing_pipelines),
+    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph turns a loop over a dataset into a pipeline, which each worker runs alone", call_changes.looping),
     *(
-        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers of its own; a model under the strategy would divide its batches twice", calls.refusing)
+        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers of its own; a model under the strategy would divide its batches twice", call_changes.refusing)
         for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
     ),
-    Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region bypassing its arguments needs a gradient, too", calls.making_operations),
+    Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region bypassing its arguments needs a gradient, too", call_changes.making_operations),
     *(
-        Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may rerun a region's code", calls.recomputing)
+        Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may rerun a region's code", call_changes.recomputing)
         for name in ("_graph_mode_decorator", "_eager_mode_decorator")
     ),
     *(
@@ -102,11 +102,11 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_3),
     Override("keras.src.metrics.base_metric:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_2),
     *(
-        Override(f"tensorflow:keras.optimizers.{name}.apply", _UNDER_THE_STRATEGY, calls.applying, KERAS_3)
+        Override(f"tensorflow:keras.optimizers.{name}.apply", _UNDER_THE_STRATEGY, call_changes.applying, KERAS_3)
         for name in ("Optimizer", "LossScaleOptimizer")
     ),
     *(
-        Override(f"tensorflow:keras.optimizers.{name}.apply_gradients", _UNDER_THE_STRATEGY, calls.applying_pairs, KERAS_2)
+        Override(f"tensorflow:keras.optimizers.{name}.apply_gradients", _UNDER_THE_STRATEGY, call_changes.applying_pairs, KERAS_2)
         for name in ("Optimizer", "legacy.Optimizer")
     ),
     # Files.

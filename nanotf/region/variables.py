@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import handles, keras_names, values
+from nanotf.compat import keras_names, values, variable_handles
 from nanotf.errors import ModelError
 from nanotf.region import rows
 from nanotf.region.rows import Exchange
@@ -47,9 +47,9 @@ def used_by_rows(
     Raises:
         ModelError: The code has read another variable.
     """
-    handles.note_use(variables)
-    before = [handles.handle_of(v) for v in variables]
-    with handles.in_function():
+    variable_handles.note_use(variables)
+    before = [variable_handles.handle_of(v) for v in variables]
+    with variable_handles.in_function():
         copies: list[Any] = [None] * len(before)
         alike = {id(v) for v in positions}
         for of_whole in (False, True):
@@ -58,15 +58,15 @@ def used_by_rows(
             for place, copy in zip(places, made, strict=True):
                 copies[place] = copy
         for copy, handle in zip(copies, before, strict=True):
-            handles.name_same(copy, handle)
+            variable_handles.name_same(copy, handle)
     for variable, copy in zip(variables, copies, strict=True):
-        handles.set_handle(variable, copy)
+        variable_handles.set_handle(variable, copy)
     try:
-        with handles.watching() as used:
+        with variable_handles.watching() as used:
             yield
     finally:
         for variable, handle in zip(variables, before, strict=True):
-            handles.set_handle(variable, handle)
+            variable_handles.set_handle(variable, handle)
     known = {id(v) for v in variables}
     others = [v for v in used() if id(plain(v)) not in known and plain(v).dtype.is_floating]
     if others:

@@ -99,9 +99,9 @@ _sender: Sender | None = None
 
 @functools.cache
 def _intercept() -> None:
-    from nanotf.compat import summaries
+    from nanotf.compat import summary_state
 
-    summaries.intercept(lambda resource: isinstance(resource, _Place), _write)
+    summary_state.intercept(lambda resource: isinstance(resource, _Place), _write)
 
 
 def _write(place: _Place, step: Any, *inputs: Any) -> Any:
@@ -126,13 +126,13 @@ def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
         with_default: bool, whether the parent has a default writer.
     """
     global _sender
-    from nanotf.compat import summaries
+    from nanotf.compat import summary_state
 
     _intercept()
     before, _sender = _sender, sender
-    default = summaries.State(_writer_class()(_DEFAULT), _NO_STEP, True)
+    default = summary_state.State(_writer_class()(_DEFAULT), _NO_STEP, True)
     try:
-        with summaries.as_state(default) if with_default else contextlib.nullcontext():
+        with summary_state.as_state(default) if with_default else contextlib.nullcontext():
             yield
     finally:
         _sender = before
@@ -141,9 +141,9 @@ def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
 # --------------------------------------------------------------------------------- the parent
 def has_default() -> bool:
     """Returns True if this thread has a default writer."""
-    from nanotf.compat import summaries
+    from nanotf.compat import summary_state
 
-    return summaries.state().writer is not None
+    return summary_state.state().writer is not None
 
 
 def write(
@@ -157,14 +157,14 @@ def write(
     Args:
         message: `messages.Summary`.
         numbered: sequence of the program's objects.
-        states: dict of str to `compat.summaries.State`, by `message.kind`, which this call fills.
+        states: dict of str to `compat.summary_state.State`, by `message.kind`, which this call fills.
         counters: sequence of the parent's variables, as those of `Sender`.
     """
-    from nanotf.compat import summaries
+    from nanotf.compat import summary_state
 
     tf = require_tensorflow()
     if message.kind not in states:
-        found = summaries.state()
+        found = summary_state.state()
         step = found.step  # a graph keeps the number, or reads the variable
         if step is not None and not hasattr(step, "assign"):
             found = found._replace(step=int(step))
@@ -172,9 +172,9 @@ def write(
     state = states[message.kind]
     if message.writer != _DEFAULT:
         state = state._replace(writer=numbered[message.writer])
-    if state.writer is None or summaries.is_closed(state.writer):
+    if state.writer is None or summary_state.is_closed(state.writer):
         return
-    with summaries.as_state(state), _counting(counters, message.counts):
+    with summary_state.as_state(state), _counting(counters, message.counts):
         if len(message.content) == 1:
             tf.summary.experimental.write_raw_pb(_plain(message.content[0]), message.step)
         else:

@@ -19,7 +19,7 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
-from nanotf.region.likeness import Likeness, held
+from nanotf.region.replica_check import Likeness, held
 from nanotf.shipping import orders, state, summaries
 from nanotf.shipping.data import streams
 from nanotf.shipping.data.inputs import tuned

@@ -15,7 +15,7 @@ from nanotf.compat import distribute, keras_names, keras_optimizers, keras_steps
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
-from nanotf.region.likeness import Likeness
+from nanotf.region.replica_check import Likeness
 from nanotf.shipping import orders as jobs
 from nanotf.shipping import state, summaries
 from nanotf.shipping.data import inputs, outputs, pipelines, streams
@@ -23,7 +23,7 @@ from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.parts import Part
 from nanotf.worker import output, replica
-from nanotf.worker.looks import Looks
+from nanotf.worker.pause_vote import Looks
 from nanotf.worker.process import leaving_sigterm_to_parent
 
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster

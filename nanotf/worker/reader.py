@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from nanotf.wire import messages
 from nanotf.wire.blocks import private_view
 from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.wire.reading import BEFORE, BatchFailed, BatchRead, Dataset, Moment, Read
+from nanotf.wire.reader_messages import BEFORE, BatchFailed, BatchRead, Dataset, Moment, Read
 from nanotf.worker import process
 
 

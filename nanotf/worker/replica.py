@@ -15,7 +15,7 @@ from nanotf.region.rows import Division, length_of
 from nanotf.shipping.data.inputs import specs_of_step
 from nanotf.shipping.data.outputs import SCALAR
 from nanotf.wire import timing
-from nanotf.worker.ahead import Ahead
+from nanotf.worker.run_ahead import Ahead
 
 _STEPS = ("train_step", "test_step", "predict_step")
 

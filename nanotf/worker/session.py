@@ -29,10 +29,10 @@ from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
-from nanotf.worker.ahead import Ahead
 from nanotf.worker.job_failure import job_failed
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
+from nanotf.worker.run_ahead import Ahead
 
 MODELS_KEPT = 2
 # Python decides when to collect reference cycles by the number of objects, not by their size.

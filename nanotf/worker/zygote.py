@@ -29,7 +29,7 @@ from typing import Any
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
-from nanotf.wire.reading import READS
+from nanotf.wire.reader_messages import READS
 from nanotf.worker import life, process, reader
 
 LOOK_SECONDS = 1.0  # between checks that the parent still exists

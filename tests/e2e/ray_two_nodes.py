@@ -32,7 +32,7 @@ import nanotf
 from nanotf.errors import PlacementError, WorkerDied
 from nanotf.keras import nano
 from nanotf.pool import backends, transports, warm
-from nanotf.pool.ray import bridge
+from nanotf.pool.ray import ray_bridge
 
 CASES = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
@@ -79,8 +79,8 @@ def _defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "DEFAULT_BACKEND", "ray")
     monkeypatch.setattr(transports, "DEFAULT_TRANSPORT", "grpc")
     # So that small data also go through the object store, in pieces.
-    monkeypatch.setattr(bridge, "INLINE_NBYTES", 256)
-    monkeypatch.setattr(bridge, "PIECE_NBYTES", 4096)
+    monkeypatch.setattr(ray_bridge, "INLINE_NBYTES", 256)
+    monkeypatch.setattr(ray_bridge, "PIECE_NBYTES", 4096)
 
 
 def test_shared_memory_ends_at_the_node() -> None:

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from nanotf.errors import UndividedError
 from nanotf.shipping.data.streams import Coming
-from nanotf.worker import ahead
-from nanotf.worker.ahead import Ahead
+from nanotf.worker import run_ahead
+from nanotf.worker.run_ahead import Ahead
 
 
 class Numbers(Coming):
@@ -77,7 +77,7 @@ class Loop:
 @pytest.fixture(autouse=True)
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every step count as fast, however busy the machine is."""
-    monkeypatch.setattr(ahead, "MOST_SECONDS", 1e6)
+    monkeypatch.setattr(run_ahead, "MOST_SECONDS", 1e6)
 
 
 def test_every_step_is_made_once_and_none_of_the_next_epoch() -> None:
@@ -86,8 +86,8 @@ def test_every_step_is_made_once_and_none_of_the_next_epoch() -> None:
     assert int(loop.run(100)["sum"]) == 5050
     assert int(loop.sum) == 5050
     assert sum(loop.executions) == 100
-    assert loop.executions[: ahead.STEPS_BEFORE] == [1] * ahead.STEPS_BEFORE
-    assert max(loop.executions) == ahead.MOST_STEPS
+    assert loop.executions[: run_ahead.STEPS_BEFORE] == [1] * run_ahead.STEPS_BEFORE
+    assert max(loop.executions) == run_ahead.MOST_STEPS
     loop.ahead.begin_epoch(3, 0)
     assert int(loop.run(3)["sum"]) == 5050 + 101 + 102 + 103
     assert loop.executions[-1] == 3
@@ -122,7 +122,7 @@ def test_a_short_fit_after_a_long_one() -> None:
 
 
 def test_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(run_ahead, "MOST_SECONDS", 1e-9)
     loop = Loop(1000)
     loop.ahead.begin_epoch(500, 0)
     loop.run(100)
@@ -156,7 +156,7 @@ def test_whole_batches(whole: int) -> None:
     loop.ahead.begin_epoch(500, 0)
     assert int(loop.run(500)["sum"]) == 500 * 501 // 2
     assert sum(loop.executions) == 500
-    assert max(loop.executions) == min(whole, ahead.MOST_STEPS)
+    assert max(loop.executions) == min(whole, run_ahead.MOST_STEPS)
     with pytest.raises(tf.errors.OutOfRangeError):
         loop.run(1)
     assert loop.traces.count(True) == 1

@@ -29,23 +29,23 @@ from nanotf.compat import (
     build_facts,
     containers,
     custom_gradients,
+    dataset_graphs,
     distribute,
     eager_context,
     functions,
     graphs,
-    handles,
     keras_callbacks,
     keras_names,
     keras_optimizers,
     one_replica,
-    pipelines,
     values,
+    variable_handles,
     versions,
 )
-from nanotf.compat import overrides as replacing
+from nanotf.compat import replacements as replacing
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import DataArguments
-from nanotf.compat.overrides import Override
+from nanotf.compat.replacements import Override
 from nanotf.keras import nano
 from nanotf.machine import installed
 from nanotf.region import overrides
@@ -445,12 +445,12 @@ def test_compile_checks() -> None:
 
 def test_pipelines_as_graphs() -> None:
     dataset = tf.data.Dataset.range(5).map(lambda n: n * 2).batch(2)
-    again = pipelines.from_graph(pipelines.to_graph(dataset), dataset.element_spec)
+    again = dataset_graphs.from_graph(dataset_graphs.to_graph(dataset), dataset.element_spec)
     assert [b.tolist() for b in again.as_numpy_iterator()] == [[0, 2], [4, 6], [8]]
     random = tf.data.Dataset.range(3).map(lambda n: tf.random.uniform([], seed=4))
     with pytest.raises(tf.errors.OpError):
-        pipelines.to_graph(random)
-    assert pipelines.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
+        dataset_graphs.to_graph(random)
+    assert dataset_graphs.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
 
 
 def test_names_of_evaluate_and_predict() -> None:
@@ -496,26 +496,26 @@ def test_a_variable_with_its_own_handle(graph: bool) -> None:
     variable = tf.Variable([1.0, 2.0])
 
     def compute() -> Any:
-        before = handles.handle_of(variable)
+        before = variable_handles.handle_of(variable)
         with tf.GradientTape() as tape:
-            handles.note_use([variable])
+            variable_handles.note_use([variable])
             copy = tf.identity_n([before])[0]
-            handles.name_same(copy, before)
-            handles.set_handle(variable, copy)
+            variable_handles.name_same(copy, before)
+            variable_handles.set_handle(variable, copy)
             try:
-                with handles.watching() as used:
+                with variable_handles.watching() as used:
                     loss = tf.reduce_sum(variable * tf.gather(variable, [0, 1]))
                 assert [v is variable for v in used()] == [True]
                 variable.assign_add([1.0, 1.0])
                 after = tf.reduce_sum(variable)
             finally:
-                handles.set_handle(variable, before)
+                variable_handles.set_handle(variable, before)
         return loss, after, tf.convert_to_tensor(tape.gradient(loss, variable))
 
     loss, after, gradient = (tf.function(compute) if graph else compute)()
     assert (float(loss), float(after)) == (5.0, 5.0)
     assert gradient.numpy().tolist() == [2.0, 4.0]
-    assert handles.handle_of(variable) is not None
+    assert variable_handles.handle_of(variable) is not None
 
 
 def test_options_of_functions() -> None:
@@ -690,7 +690,7 @@ def _doubled_in_python(dataset: Any, function: Any) -> Any:
 def test_copy_of_a_pipeline_draws_the_orders_of_a_new_one(change: Any) -> None:
     dataset = change(tf.data.Dataset.range(50).shuffle(50, seed=3).batch(50))
     drawn = [next(iter(dataset)).numpy().tolist() for _ in range(3)]
-    dataset = pipelines.copy_of(dataset)  # so that the original can be freed
+    dataset = dataset_graphs.copy_of(dataset)  # so that the original can be freed
     gc.collect()
     assert [next(iter(dataset)).numpy().tolist() for _ in range(3)] == drawn
     assert drawn[0] != drawn[1]
@@ -804,15 +804,17 @@ def test_description_of_a_dataset() -> None:
         tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), [5.0]), 0.0
     )
     dataset = tf.data.Dataset.range(4).batch(2).map(lambda i: table.lookup(i) * factor)
-    found = pipelines.describe(dataset)
-    assert found is not None and found.graph == pipelines.describe(dataset).graph
+    found = dataset_graphs.describe(dataset)
+    assert found is not None and found.graph == dataset_graphs.describe(dataset).graph
     assert found.variables == (factor,)
     other = tf.Variable([3.0])
     copy = dataclasses.replace(found, variables=(other,)).make()
     assert [batch.tolist() for batch in copy.as_numpy_iterator()] == [[0.0, 15.0], [0.0, 0.0]]
     other.assign([1.0])
     assert next(copy.as_numpy_iterator()).tolist() == [0.0, 5.0]
-    assert pipelines.describe(dataset.map(lambda x: tf.numpy_function(abs, [x], x.dtype))) is None
+    assert (
+        dataset_graphs.describe(dataset.map(lambda x: tf.numpy_function(abs, [x], x.dtype))) is None
+    )
 
 
 def test_attributes_that_loops_leave_in_a_model() -> None:

@@ -28,7 +28,7 @@ from waiting import wait_until
 import nanotf
 from nanotf.errors import NanoError, WorkerDied, WorkerError
 from nanotf.keras import nano
-from nanotf.pool import outbox, pool, zygote
+from nanotf.pool import forks, outbox, pool
 
 pytestmark = pytest.mark.own_pool
 
@@ -484,7 +484,7 @@ def test_a_fork_holds_a_workers_stdin_open(monkeypatch: pytest.MonkeyPatch) -> N
             if self.stdin is not None:
                 held.append(os.dup(self.stdin.fileno()))
 
-    monkeypatch.setattr(zygote.subprocess, "Popen", Popen)
+    monkeypatch.setattr(forks.subprocess, "Popen", Popen)
     nanotf.shutdown()
     try:
         x, y = digits(100)

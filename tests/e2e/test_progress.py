@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import nanotf
 from nanotf.keras import Sequential
-from nanotf.pool import zygote
+from nanotf.pool import forks
 
 L = tf.keras.layers
 
@@ -124,8 +124,8 @@ def test_noise_of_workers_stays_in_their_logs(
     assert "traced in 1" not in shown.out
     assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.out + shown.err)
     logs = [pathlib.Path(f"/proc/{pid}/fd/2").read_text() for pid in nanotf.worker_pids()]
-    if zygote._zygote is not None:  # workers of a TensorFlow that cannot be forked have none
-        assert re.search(r"oneDNN|cpu_feature_guard|cuda", zygote._zygote.log.since(0))
+    if forks._zygote is not None:  # workers of a TensorFlow that cannot be forked have none
+        assert re.search(r"oneDNN|cpu_feature_guard|cuda", forks._zygote.log.since(0))
     assert "traced in 1" in logs[1]
     nanotf.shutdown()  # the next test must not get workers with this environment
 

@@ -240,7 +240,7 @@ def test_readers_end_with_their_call() -> None:
 
     _fit(Rows(), read_processes=2, callbacks=[Look()], epochs=1)
     assert len(pids) >= 2
-    zygote = nanotf.pool.zygote.pid()
+    zygote = nanotf.pool.forks.pid()
     wait_until(lambda: not any(psutil.pid_exists(p) for p in pids if p != zygote), "readers end")
 
 

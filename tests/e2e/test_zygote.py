@@ -16,7 +16,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import InvalidArgumentError, WorkerDied, WorkerError
-from nanotf.pool import local, warm, zygote
+from nanotf.pool import forks, local, warm
 
 pytestmark = pytest.mark.own_pool
 
@@ -29,14 +29,14 @@ def _fit(**more: Any) -> Any:
 
 def test_later_workers_need_no_import() -> None:
     _fit()
-    origin, first = zygote.pid(), nanotf.worker_pids()
+    origin, first = forks.pid(), nanotf.worker_pids()
     warm.end_pool()
     os.environ["NANOTF_TEST"] = "nanotf's own variables change nothing"
     try:
         _fit()
     finally:
         del os.environ["NANOTF_TEST"]
-    assert zygote.pid() == origin
+    assert forks.pid() == origin
     assert not set(first) & set(nanotf.worker_pids())
 
 
@@ -44,18 +44,18 @@ def test_later_workers_need_no_import() -> None:
 def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a user sets TF_ENABLE_ONEDNN_OPTS, workers must see it."""
     _fit()
-    origin = zygote.pid()
+    origin = forks.pid()
     warm.end_pool()
     monkeypatch.setenv("SOME_TRACKER", "1")
     _fit()
-    assert zygote.pid() == origin
+    assert forks.pid() == origin
     warm.end_pool()
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     _fit()
-    assert zygote.pid() not in (origin, None)
+    assert forks.pid() not in (origin, None)
     monkeypatch.undo()
     nanotf.shutdown()
-    assert zygote.pid() is None
+    assert forks.pid() is None
 
 
 def test_a_variable_that_changes_while_workers_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_variable_that_changes_while_workers_live(monkeypatch: pytest.MonkeyPa
     with nanotf.imap(_environ, ["TF_TEST"] * 6, 2, recycle_after=1, ordered=True) as found:
         for number, result in enumerate(found):
             if not number:
-                origin = zygote.pid() or 0
+                origin = forks.pid() or 0
                 monkeypatch.setenv("TF_TEST", "set")
             results.append(result)
             assert psutil.pid_exists(origin)
@@ -82,7 +82,7 @@ def test_workers_end_with_the_zygote() -> None:
     """The kernel ends them, as it does when the parent is killed."""
 
     def kill(*_: Any) -> None:
-        origin = zygote.pid()
+        origin = forks.pid()
         assert origin is not None
         os.kill(origin, signal.SIGKILL)
 
@@ -94,12 +94,12 @@ def test_workers_end_with_the_zygote() -> None:
 @pytest.mark.thorough
 def test_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     nanotf.shutdown()
-    for module in (zygote, local):
+    for module in (forks, local):
         monkeypatch.setattr(module, "FORK_SECONDS", 0.01)
     with pytest.raises(WorkerError, match=r"within 0\.01 s\. Received: process [0-9]+"):
         _fit()
     monkeypatch.undo()
-    wait_until(lambda: zygote.pid() is None, "it is stopped")
+    wait_until(lambda: forks.pid() is None, "it is stopped")
     assert _fit().epoch == [0]
 
 
@@ -118,7 +118,7 @@ def test_other_ways_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOTF_START", "spawn")
     warm.end_pool()
     assert _fit().epoch == [0]
-    assert zygote.pid() is None
+    assert forks.pid() is None
     nanotf.shutdown()
     monkeypatch.setenv("NANOTF_START", "thread")
     with pytest.raises(InvalidArgumentError, match="Received: NANOTF_START='thread'"):

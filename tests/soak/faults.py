@@ -28,7 +28,7 @@ import tensorflow as tf
 import nanotf
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.keras import Sequential, nano, nano_multiprocessing
-from nanotf.pool import warm, zygote
+from nanotf.pool import forks, warm
 
 EPOCHS = 3
 KILLED_EPOCH = 1  # the epoch with the phases of training
@@ -160,7 +160,7 @@ def _pid(process: psutil.Process) -> int:
 
 def _workers() -> list[psutil.Process]:
     """Returns the worker processes of this process, including those just starting."""
-    origin = zygote.pid()
+    origin = forks.pid()
     try:
         return [] if origin is None else psutil.Process(origin).children()
     except psutil.NoSuchProcess:

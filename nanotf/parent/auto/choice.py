@@ -178,9 +178,9 @@ def key_of(trial: timed_fits.Trial, plans: Mapping[int, topology.Plan], transpor
     if isinstance(train, inputs.ArrayInput):
         batch = train.batch_size
     else:
-        from nanotf.compat import pipelines
+        from nanotf.compat import dataset_graphs
 
-        batch = pipelines.batch_size(trial.arguments.x)
+        batch = dataset_graphs.batch_size(trial.arguments.x)
     return step_key.digest_of(
         step_key.description_of(trial.model),
         trial.data.specs,

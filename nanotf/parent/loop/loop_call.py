@@ -46,7 +46,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context, likeness, recording
+from nanotf.region import context, recording, replica_check
 from nanotf.shipping import orders, summaries
 from nanotf.shipping.data import streams
 from nanotf.shipping.objects import attributes, identities, mutables, programs, whole
@@ -427,7 +427,7 @@ class _LoopCall(calls.Call):
     def check_alike(self, results: list[orders.LoopEnd]) -> None:
         """Raises `DivergedError` if variables differ between the workers."""
         for parts in zip(*(result.held for result in results), strict=True):
-            if likeness.differ(np.array([[size] for _, size in parts])):
+            if replica_check.differ(np.array([[size] for _, size in parts])):
                 raise DivergedError(
                     "All workers run the same program, and must compute the same numbers. "
                     f"Received: after {self.name}, they differ in {parts[0][0]}. "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_steps, pipelines
+from nanotf.compat import dataset_graphs, keras_steps
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.reading.fit_data import Stream
@@ -60,7 +60,7 @@ class Source:
     def begin_again(self, complete: int) -> None:
         """Prepares a job that continues after `complete` passes, with the same shuffle orders."""
         self.passed = complete
-        copy = pipelines.copy_of(self._source)
+        copy = dataset_graphs.copy_of(self._source)
         if copy is None:  # TensorFlow cannot write its graph, so it is not rewound
             return
         self._source = copy

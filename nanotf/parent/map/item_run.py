@@ -21,7 +21,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import calls
 from nanotf.pool import interrupts, warm
-from nanotf.pool.independent import Cancelled, Ended, IndependentPool, Joined, NotStarted
+from nanotf.pool.items import Cancelled, Ended, IndependentPool, Joined, NotStarted
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS

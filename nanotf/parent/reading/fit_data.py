@@ -20,11 +20,11 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading import read_ahead
 from nanotf.parent.reading.passes import Resume, epochs_cut_short
 from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
-from nanotf.shipping.data import inputs, pipelines, streams
+from nanotf.shipping.data import inputs, streams
 from nanotf.shipping.data.arrays import Packing
 from nanotf.wire.blocks import Block
 
-Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
+Input = inputs.ArrayInput | streams.StreamInput | dataset_graphs.PipelineInput
 
 
 class FitData:
@@ -219,12 +219,12 @@ class FitData:
 
         A copy of the dataset's graph draws the same shuffle orders as a new dataset.
         """
-        from nanotf.compat import pipelines
+        from nanotf.compat import dataset_graphs
 
         tf, resume = require_tensorflow(), self._resume
         if resume is None or not isinstance(x, tf.data.Dataset):
             return x
-        copy = pipelines.copy_of(x)
+        copy = dataset_graphs.copy_of(x)
         return x if copy is None else copy
 
     def _passes_of_training(self, size: int) -> int | None:
@@ -294,7 +294,7 @@ class FitData:
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding in ("data", "trial") and not data.is_of_arrays:
             alike = self._sharding == "data"
-            made = pipelines.pipeline_input(
+            made = dataset_graphs.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what, alike
             )
             place: dict[str, Any] = {}

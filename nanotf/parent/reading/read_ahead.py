@@ -32,7 +32,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerError, catchable_as
 from nanotf.pool.readers import Batch, Published, ReaderPool
 from nanotf.shipping.data import datasets
-from nanotf.wire import reading
+from nanotf.wire import reader_messages
 
 BATCHES_AHEAD = 2  # for each reader
 
@@ -70,7 +70,7 @@ class Source:
         self._may_differ = True  # whether the user's object may differ from the snapshot
         self._epoch = 0  # how many have ended
         self._turn = -1  # of the pass, in its epoch
-        self._pass = reading.BEFORE
+        self._pass = reader_messages.BEFORE
         self._order: range | list[int] | None = range(0)  # None: all positions
         self._window: dict[int, concurrent.futures.Future[Batch]] = {}  # by position
         self._returned = 0.0  # when the last batch was
@@ -130,7 +130,7 @@ class Source:
         if self._looks_left > 0:
             self._looks_left -= 1
             self._send(pool)
-            return position, pool.read(self._number, position, reading.BEFORE)
+            return position, pool.read(self._number, position, reader_messages.BEFORE)
         if position == 0:
             self._begin_pass()
         self._send(pool)
@@ -148,7 +148,7 @@ class Source:
     def _begin_pass(self) -> None:
         self._forget_window()
         self._turn += 1
-        self._pass = reading.Moment(self._epoch, self._turn)
+        self._pass = reader_messages.Moment(self._epoch, self._turn)
         self._may_differ = True
         size = self.size()
         if size is not None and self._shuffles:
@@ -179,7 +179,7 @@ class Source:
     def _result(self, index: int, future: concurrent.futures.Future[Batch]) -> Any:
         try:
             answer = self._waited(index, future)
-            if isinstance(answer.message, reading.BatchFailed):
+            if isinstance(answer.message, reader_messages.BatchFailed):
                 raise self._raised(index, answer)
         except Exception as error:
             self.failure = self.failure or error

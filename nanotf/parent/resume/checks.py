@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanotf.compat import dataset_graphs as compat_pipelines
 from nanotf.compat import graphs, keras_names
-from nanotf.compat import pipelines as compat_pipelines
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger

@@ -17,7 +17,7 @@ import numpy as np
 from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
-from nanotf.pool.hosts import members, words
+from nanotf.pool.hosts import agent_messages, members
 from nanotf.pool.hosts.lending import Lending
 from nanotf.wire import network, timing
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -118,7 +118,7 @@ class Agent:
                 "All hosts of a run need the same secret. Received: another one than host "
                 f"{name}'s ({error}). Set NANOTF_SECRET to the same value on all hosts."
             ) from error
-        if isinstance(answer, words.Refused):
+        if isinstance(answer, agent_messages.Refused):
             channel.close()
             raise NanoError(f"{answer.text} Received by host {self._cluster.current} from {name}.")
         return channel
@@ -128,7 +128,7 @@ class Agent:
         rank, versions = self._cluster.rank, tuple(members.versions())
         try:
             channel.send(
-                words.Join(rank, versions, self._workers > 0, self._workers, self._address)
+                agent_messages.Join(rank, versions, self._workers > 0, self._workers, self._address)
             )
             return channel.receive()
         except ChannelClosed:
@@ -145,26 +145,26 @@ class Agent:
             )
         while True:
             message = self._channel.receive()
-            if isinstance(message, words.Bye):
+            if isinstance(message, agent_messages.Bye):
                 return message.code
             self._handle(message)
 
     def _handle(self, message: Any) -> None:
-        if isinstance(message, words.Lend):
+        if isinstance(message, agent_messages.Lend):
             self._lend(message)
-        elif isinstance(message, words.Ask):
+        elif isinstance(message, agent_messages.Ask):
             self._answer(message)
-        elif isinstance(message, words.Fill):
+        elif isinstance(message, agent_messages.Fill):
             content = np.empty(message.nbytes, np.uint8)
             self._channel.receive_into(content.data)
             self._with(message.pool, lambda lending: lending.fill(message, content))
-        elif isinstance(message, words.Create):
+        elif isinstance(message, agent_messages.Create):
             self._with(message.pool, lambda lending: lending.create(message))
-        elif isinstance(message, words.Deliver):
+        elif isinstance(message, agent_messages.Deliver):
             self._with(message.pool, lambda lending: lending.deliver(message.body))
-        elif isinstance(message, words.Tell):
+        elif isinstance(message, agent_messages.Tell):
             self._with(message.pool, lambda lending: lending.signal(message.rank, message.signal))
-        elif isinstance(message, words.TakeBack):
+        elif isinstance(message, agent_messages.TakeBack):
             self._with(message.pool, lambda lending: self._take_back())
 
     def _with(self, pool: int, use: Callable[[Lending], None]) -> None:
@@ -176,14 +176,14 @@ class Agent:
         with contextlib.suppress(ChannelClosed):  # `_serve` notices, too
             self._channel.send_with(message, *contents)
 
-    def _lend(self, order: words.Lend) -> None:
+    def _lend(self, order: agent_messages.Lend) -> None:
         self._take_back()
         try:
             self._lending = Lending(order, self._secret, self._accepted, self._tell)
         except ChannelClosed:
             raise
         except (NanoError, OSError) as error:
-            self._tell(words.NotLent(order.pool, f"{type(error).__name__}: {error}"))
+            self._tell(agent_messages.NotLent(order.pool, f"{type(error).__name__}: {error}"))
             return
         self._tell(self._lending.lent())
 
@@ -192,9 +192,9 @@ class Agent:
         if lending is not None:
             lending.close()
 
-    def _answer(self, asked: words.Ask) -> None:
+    def _answer(self, asked: agent_messages.Ask) -> None:
         if asked.question == "clock":
-            self._tell(words.Answer(asked.number, timing.now()))
+            self._tell(agent_messages.Answer(asked.number, timing.now()))
             return
         lending = self._lending
         worker = None if lending is None else lending.worker(asked.rank)
@@ -203,17 +203,17 @@ class Agent:
             value = ""
             if worker is not None and lending is not None and lending.pool == asked.pool:
                 value = worker.stack() if asked.question == "stack" else worker.log_tail()
-            self._tell(words.Answer(asked.number, value))
+            self._tell(agent_messages.Answer(asked.number, value))
 
         threading.Thread(target=answer, name="nanotf-answer", daemon=True).start()
 
     def _beat(self) -> None:
-        while not self._ended.wait(words.BEAT_SECONDS):
+        while not self._ended.wait(agent_messages.BEAT_SECONDS):
             lending, stopped = self._lending, ()  # type: Lending | None, tuple[int, ...]
             if lending is not None:
                 with contextlib.suppress(OSError, ValueError):  # it is being ended
                     stopped = lending.look()
-            self._tell(words.Beat(stopped))
+            self._tell(agent_messages.Beat(stopped))
 
     # ----------------------------------------------------------------------- other hosts
     def _admit(self, leader: Any, channel: Channel) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.pool.hosts import words
+from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.members import Member
 from nanotf.pool.remote import LOST, Originals, Said, descriptors_of, read
 from nanotf.wire.channel import Channel, ChannelClosed, packed
@@ -75,7 +75,7 @@ class HostProcess:
 
     def send_signal(self, sig: int) -> None:
         """Sends it a signal."""
-        self._member.send(words.Tell(self._pool, self._rank, int(sig)))
+        self._member.send(agent_messages.Tell(self._pool, self._rank, int(sig)))
 
     def ask(self, method: str, seconds: float = 0.0) -> str:
         """Returns its host's answer to "stack" or "log_tail"; empty if the host is gone."""
@@ -159,11 +159,11 @@ class Bridge:
     def _forward(self, message: Any, end: Channel) -> None:
         new, pieces = self._originals.note(message, end)
         if new:
-            self._member.send(words.Create(self.pool, tuple(new)))
+            self._member.send(agent_messages.Create(self.pool, tuple(new)))
         for piece, block in pieces:
-            fill = words.Fill(self.pool, piece.key, piece.offset, piece.nbytes)
+            fill = agent_messages.Fill(self.pool, piece.key, piece.offset, piece.nbytes)
             self._member.send(fill, read(block, piece.offset, piece.nbytes))
-        self._member.send(words.Deliver(self.pool, packed(message)))
+        self._member.send(agent_messages.Deliver(self.pool, packed(message)))
 
     # ----------------------------------------------------------------- worker to parent
     def said(self, rank: int, said: Said) -> None:

@@ -12,7 +12,7 @@ from nanotf.errors import NanoError
 from nanotf.machine import neighbours
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.hosts import members, words
+from nanotf.pool.hosts import agent_messages, members
 from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
 from nanotf.pool.hosts.members import Hosts, Member
 from nanotf.pool.local import LocalCrew
@@ -95,7 +95,7 @@ class HostsCrew:
     def _lend(self, index: int, member: Member) -> Bridge:
         assert self.hosts is not None, "there are others"
         bridge = Bridge(member, self._pool, self.hosts.ranks(index), self._key)
-        order = words.Lend(
+        order = agent_messages.Lend(
             self._pool,
             dataclasses.replace(self.hosts, index=index),
             (self._all.address, *(other.address for other in self._others)),
@@ -118,7 +118,7 @@ class HostsCrew:
                     f"The first host must reach the others. Received: host {member.name}, "
                     f"{member.address[0]} port {member.address[1]}: {error}."
                 ) from error
-            channel.send(words.Leader(self._pool, 0))
+            channel.send(agent_messages.Leader(self._pool, 0))
             self._connections.append(network.hand_over(channel))
 
     def take_connections(self, rank: int) -> list[int]:

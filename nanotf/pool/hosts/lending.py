@@ -17,7 +17,7 @@ from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.hosts import words
+from nanotf.pool.hosts import agent_messages
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.remote import Said, Twins
@@ -43,7 +43,7 @@ class Lending:
 
     def __init__(
         self,
-        order: words.Lend,
+        order: agent_messages.Lend,
         secret: bytes,
         accepted: Callable[[int, int, str, float], int],
         tell: Callable[..., None],
@@ -97,10 +97,10 @@ class Lending:
                     f"{hosts.names[hosts.index]} does not reach {name}, {where} port {port}: "
                     f"{error}."
                 ) from error
-            channel.send(words.Leader(self.pool, hosts.index))
+            channel.send(agent_messages.Leader(self.pool, hosts.index))
             self._connections.append(network.hand_over(channel))
 
-    def lent(self) -> words.Lent:
+    def lent(self) -> agent_messages.Lent:
         """Returns the message that describes the workers."""
         found = [
             (worker.process.pid, placement)
@@ -108,14 +108,14 @@ class Lending:
                 self._crew.workers, self._crew.here.placements, strict=True
             )
         ]
-        return words.Lent(self.pool, tuple(found))
+        return agent_messages.Lent(self.pool, tuple(found))
 
     # ---------------------------------------------------------------- first host to worker
-    def create(self, message: words.Create) -> None:
+    def create(self, message: agent_messages.Create) -> None:
         """Creates blocks."""
         self._twins.create(message.new)
 
-    def fill(self, message: words.Fill, content: Any) -> None:
+    def fill(self, message: agent_messages.Fill, content: Any) -> None:
         """Copies bytes into a block."""
         self._twins.write(message.key, message.offset, content)
 
@@ -161,7 +161,7 @@ class Lending:
             pass  # the worker has exited
         except Exception as error:  # no memory or descriptor for a message
             logger.warning("A message of worker %d is lost.", worker.rank, exc_info=error)
-        self._tell(words.FromWorker(self.pool, worker.rank, b""))
+        self._tell(agent_messages.FromWorker(self.pool, worker.rank, b""))
         with contextlib.suppress(Exception):
             worker.process.wait(stalls.stall_seconds())
         self._report_end(worker)
@@ -173,7 +173,7 @@ class Lending:
         contents = [content for _, _, content in said.written]
         if said.block is not None:
             contents.append(said.block)
-        self._tell(words.FromWorker(self.pool, rank, said.body, written, block), *contents)
+        self._tell(agent_messages.FromWorker(self.pool, rank, said.body, written, block), *contents)
 
     def _report_end(self, worker: Worker) -> None:
         code = worker.process.poll()
@@ -181,7 +181,7 @@ class Lending:
             if code is None or worker.rank in self._reported:
                 return
             self._reported.add(worker.rank)
-        self._tell(words.Ended(self.pool, worker.rank, code))
+        self._tell(agent_messages.Ended(self.pool, worker.rank, code))
 
     # -------------------------------------------------------------------------- its life
     def look(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
 from nanotf.pool import settings
-from nanotf.pool.hosts import words
+from nanotf.pool.hosts import agent_messages
 from nanotf.pool.remote import Said
 from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -65,7 +65,7 @@ class Member:
         stopped: tuple of int, the ranks that a signal has stopped.
     """
 
-    def __init__(self, name: str, join: words.Join, channel: Channel) -> None:
+    def __init__(self, name: str, join: agent_messages.Join, channel: Channel) -> None:
         self.name, self.index, self.workers = name, join.host, join.workers
         self.address = join.address
         self.lost, self.heard = "", time.monotonic()
@@ -82,14 +82,14 @@ class Member:
         with contextlib.suppress(ChannelClosed):
             self._channel.send_with(message, *contents)
 
-    def lend(self, order: words.Lend, listener: Listener) -> None:
+    def lend(self, order: agent_messages.Lend, listener: Listener) -> None:
         """Asks for the workers of a pool; `lent` waits for them."""
         self._listener = listener
         while not self._replies.empty():  # of a pool that failed to start
             self._replies.get()
         self.send(order)
 
-    def lent(self, pool: int, seconds: float) -> words.Lent:
+    def lent(self, pool: int, seconds: float) -> agent_messages.Lent:
         """Waits for the workers of a pool.
 
         Raises:
@@ -103,7 +103,7 @@ class Member:
                 if self.lost:
                     raise NanoError(f"Host {self.name} was lost: {self.lost}.") from None
                 continue
-            if reply.pool == pool and isinstance(reply, words.Lent):
+            if reply.pool == pool and isinstance(reply, agent_messages.Lent):
                 return reply
             if reply.pool == pool:
                 raise NanoError(f"Host {self.name} could not start its workers: {reply.text}")
@@ -112,14 +112,14 @@ class Member:
     def take_back(self, pool: int) -> None:
         """Ends a pool's workers there."""
         self._listener = None
-        self.send(words.TakeBack(pool))
+        self.send(agent_messages.TakeBack(pool))
 
     def ask(self, question: str, seconds: float, pool: int = -1, rank: int = -1) -> Any:
         """Returns the host's answer; None if it is gone or does not answer in time."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.SimpleQueue()
         try:
-            self.send(words.Ask(number, question, pool, rank))
+            self.send(agent_messages.Ask(number, question, pool, rank))
             deadline = time.monotonic() + seconds
             while not self.lost and time.monotonic() < deadline:
                 with contextlib.suppress(queue.Empty):
@@ -144,25 +144,25 @@ class Member:
             listener.host_lost()
 
     def _handle(self, message: Any) -> None:
-        if isinstance(message, words.Beat):
+        if isinstance(message, agent_messages.Beat):
             self.stopped = message.stopped
-        elif isinstance(message, words.Answer):
+        elif isinstance(message, agent_messages.Answer):
             waiting = self._answers.get(message.number)
             if waiting is not None:
                 waiting.put(message.value)
-        elif isinstance(message, (words.Lent, words.NotLent)):
+        elif isinstance(message, (agent_messages.Lent, agent_messages.NotLent)):
             self._replies.put(message)
-        elif isinstance(message, words.FromWorker):
+        elif isinstance(message, agent_messages.FromWorker):
             said = self._contents(message)
             listener = self._listener
             if listener is not None and listener.pool == message.pool:
                 listener.said(message.rank, said)
-        elif isinstance(message, words.Ended):
+        elif isinstance(message, agent_messages.Ended):
             listener = self._listener
             if listener is not None and listener.pool == message.pool:
                 listener.ended(message.rank, message.code)
 
-    def _contents(self, message: words.FromWorker) -> Said:
+    def _contents(self, message: agent_messages.FromWorker) -> Said:
         def receive(nbytes: int) -> Any:
             content = np.empty(nbytes, np.uint8)
             self._channel.receive_into(content.data)
@@ -176,7 +176,7 @@ class Member:
         """Tells it that the script has ended, and closes the connection."""
         self._listener = None
         self.lost = self.lost or "the script has ended"
-        self.send(words.Bye(code))
+        self.send(agent_messages.Bye(code))
         self._channel.shut_down()
 
 
@@ -253,10 +253,10 @@ class Hosts:
             if len(self._refused) < _REFUSED_KEPT or why in self._refused:
                 self._refused[why] += 1
 
-    def _admit(self, join: words.Join, channel: Channel) -> None:
+    def _admit(self, join: agent_messages.Join, channel: Channel) -> None:
         why = self._objection(join)
         with contextlib.suppress(ChannelClosed):  # it has gone already
-            channel.send(words.Refused(why) if why else words.Welcome())
+            channel.send(agent_messages.Refused(why) if why else agent_messages.Welcome())
         if why:
             self._note_refused(why)
             channel.close()
@@ -270,7 +270,7 @@ class Hosts:
                 self._waiting.append(channel)
             self._changed.notify_all()
 
-    def _objection(self, join: words.Join) -> str:
+    def _objection(self, join: agent_messages.Join) -> str:
         """Returns why a host cannot join, or nothing."""
         if not 0 <= join.host < self.cluster.size:
             return (
@@ -306,7 +306,7 @@ class Hosts:
             member.dismiss(code)
         for channel in waiting:
             with contextlib.suppress(ChannelClosed):
-                channel.send(words.Bye(code))
+                channel.send(agent_messages.Bye(code))
             channel.close()
 
 

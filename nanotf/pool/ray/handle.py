@@ -7,8 +7,8 @@ from typing import Any
 
 from nanotf.machine import topology
 from nanotf.pool.handles import Worker
-from nanotf.pool.ray import cluster
-from nanotf.pool.ray.bridge import describe
+from nanotf.pool.ray import ray_cluster
+from nanotf.pool.ray.ray_bridge import describe
 from nanotf.pool.remote import LOST
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire.channel import Channel
@@ -18,7 +18,7 @@ ANSWER_SECONDS = 5.0  # for a relay's answer to a question that needs no waiting
 
 def is_connected(ray: Any, session: str) -> bool:
     """Returns True if this process is still connected to the Ray that started a pool."""
-    return bool(ray.is_initialized() and cluster.session(ray) == session)
+    return bool(ray.is_initialized() and ray_cluster.session(ray) == session)
 
 
 class RayProcess:

@@ -19,9 +19,9 @@ from typing import Any
 import nanotf
 from nanotf.machine import cpus, neighbours, topology
 from nanotf.pool import stalls
+from nanotf.pool.forks import Zygote
 from nanotf.pool.local import LocalWorker, worker_variables
 from nanotf.pool.remote import Key, Said, Twins
-from nanotf.pool.zygote import Zygote
 from nanotf.wire import timing
 from nanotf.wire.channel import ChannelClosed
 

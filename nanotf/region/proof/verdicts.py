@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import graphs, handles, keras_names
+from nanotf.compat import graphs, keras_names, variable_handles
 from nanotf.console import logger
 from nanotf.region import scope, variables
-from nanotf.region.proof import lengths, reader, traces
+from nanotf.region.proof import graph_reader, lengths, traces
 from nanotf.region.proof.states import (
     EQUAL,
     PARTIAL,
@@ -263,7 +263,7 @@ def prove(
                 raise Coupled(
                     "it gets a ragged or sparse tensor, whose rows nanotf does not follow"
                 )
-            with handles.watching() as used:
+            with variable_handles.watching() as used:
                 traced, again = _traced_twice(subject, like, leaves, lengths_here)
             operations = traced.operations()
             return dataclasses.replace(
@@ -284,7 +284,7 @@ def _judged(
     subject: Subject, traced: traces.Trace, again: traces.Trace, used: Sequence[Any]
 ) -> Verdict:
     rows, other_rows = traced.tracing.rows, again.tracing.rows
-    readers = reader.Reader(rows, traces.twins(traced, again), other_rows)
+    readers = graph_reader.Reader(rows, traces.twins(traced, again), other_rows)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
     readers.give(traces.handle_states(traced))
@@ -352,7 +352,7 @@ def _traced_twice(
         return traced_with(None)
 
 
-def _check_parts(readers: reader.Reader, traced: traces.Trace) -> None:
+def _check_parts(readers: graph_reader.Reader, traced: traces.Trace) -> None:
     """Raises `Coupled` if layers that are proved by themselves get other inputs than they may."""
     for part in traced.tracing.parts:
         for tensor, argument in part.inputs:
@@ -365,7 +365,7 @@ def _check_parts(readers: reader.Reader, traced: traces.Trace) -> None:
                     raise Coupled(_told(Reason(each.op, "gives a layer a sum over rows")))
 
 
-def _assigned(subject: Subject, readers: reader.Reader) -> tuple[tuple[Any, str], ...]:
+def _assigned(subject: Subject, readers: graph_reader.Reader) -> tuple[tuple[Any, str], ...]:
     by_handle = {id(v.handle): v for v in map(variables.plain, subject.variables())}
     if not readers.changes.keys() <= by_handle.keys():
         raise Coupled("it adds sums over rows to a variable that is not the layer's")
@@ -413,7 +413,7 @@ def _factor(state: TensorState, tensor: Any) -> Any:
 
 
 def _check_gradients(
-    readers: reader.Reader, traced: traces.Trace, found: traces.Gradients
+    readers: graph_reader.Reader, traced: traces.Trace, found: traces.Gradients
 ) -> set[int]:
     """Raises `Coupled` if a gradient is neither rows nor a sum over rows.
 
@@ -436,7 +436,7 @@ def _check_gradients(
     return positions
 
 
-def _check_gradient(readers: reader.Reader, gradient: Any, has_rows: bool) -> None:
+def _check_gradient(readers: graph_reader.Reader, gradient: Any, has_rows: bool) -> None:
     state = readers.of(gradient)
     if state.kind == UNKNOWN:
         raise Coupled("in its gradient, " + _told(state.of))
@@ -451,7 +451,7 @@ def _check_gradient(readers: reader.Reader, gradient: Any, has_rows: bool) -> No
         raise Coupled("in its gradient, " + _told(Reason(gradient.op, text)))
 
 
-def _is_of_rows(readers: reader.Reader, gradient: Any) -> bool:
+def _is_of_rows(readers: graph_reader.Reader, gradient: Any) -> bool:
     """Returns True for look-ups of each worker's own rows, False for those that all make."""
     values, indices = readers.of(gradient.values), readers.of(gradient.indices)
     for state in (values, indices):
@@ -465,7 +465,7 @@ def _is_of_rows(readers: reader.Reader, gradient: Any) -> bool:
     raise Coupled("in its gradient, " + _told(Reason(gradient.values.op, text)))
 
 
-def _check_mask(readers: reader.Reader, tensor: Any) -> None:
+def _check_mask(readers: graph_reader.Reader, tensor: Any) -> None:
     mask = keras_names.mask_of(tensor) if tf.is_tensor(tensor) else None
     if mask is not None:
         of_mask, of_tensor = readers.of(mask), readers.of(tensor)

@@ -65,7 +65,7 @@ class PipelineInput:
     """A `tf.data` pipeline of global batches that every worker runs.
 
     Args:
-        graph: bytes, see `compat.pipelines`.
+        graph: bytes, see `compat.dataset_graphs`.
         element_spec: nested structure of `tf.TensorSpec`, as the dataset has it.
         signature: same, for any number of rows.
         cardinality: int, batches, or TensorFlow's codes for endless and unknown.
@@ -90,7 +90,7 @@ class PipelineInput:
             rank, size: int.
             refuse: see `inputs.until_rows_differ`.
         """
-        from nanotf.compat import pipelines
+        from nanotf.compat import dataset_graphs
 
         tf = require_tensorflow()
 
@@ -104,7 +104,7 @@ class PipelineInput:
             own = tf.nest.map_structure(lambda t: t[first : first + count], batch)
             return with_extent(own, rows)
 
-        shipped = pipelines.from_graph(self.graph, self.element_spec)
+        shipped = dataset_graphs.from_graph(self.graph, self.element_spec)
         made = tuned(until_rows_differ(shipped, refuse).map(divided).prefetch(2))
         for _ in range(self.iterated):
             iter(made)
@@ -130,7 +130,7 @@ def pipeline_input(
     Raises:
         ShippingError: It cannot run in workers, or would differ between them.
     """
-    from nanotf.compat import pipelines
+    from nanotf.compat import dataset_graphs
 
     tf = require_tensorflow()
     if dataset is None:
@@ -139,7 +139,7 @@ def pipeline_input(
             'sharding="data" and data that only your process can read. Use sharding="parent".'
         )
     try:
-        graph = pipelines.to_graph(dataset)
+        graph = dataset_graphs.to_graph(dataset)
     except tf.errors.OpError as error:
         raise ShippingError(
             f"{what} must not depend on Python or on state outside its graph to be read by the "

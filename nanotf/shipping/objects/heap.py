@@ -313,9 +313,9 @@ def _replaced(obj: Any) -> Any:
 
 
 def _described_dataset(dataset: Any) -> Any:
-    from nanotf.compat import pipelines
+    from nanotf.compat import dataset_graphs
 
-    description = pipelines.describe(dataset)
+    description = dataset_graphs.describe(dataset)
     if description is None:
         return _unreadable, (dataset.element_spec,)
     return _made, (description,)

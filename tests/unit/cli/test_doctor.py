@@ -14,7 +14,7 @@ from machines import container, flat, two_sockets
 
 import nanotf
 from nanotf import cli
-from nanotf.cli import doctor, facts, trial
+from nanotf.cli import doctor, facts, self_test
 from nanotf.cli.report_text import render
 from nanotf.cli.usage import Process, Usage
 from nanotf.errors import InvalidArgumentError, PlacementError
@@ -100,8 +100,11 @@ def test_the_report_has_everything() -> None:
 
 
 def test_failed_tests_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = (trial.Check("training", True, "fine"), trial.Check("all-reduce", False, "wrong sum"))
-    monkeypatch.setattr(trial, "run_trial", lambda: checks)
+    checks = (
+        self_test.Check("training", True, "fine"),
+        self_test.Check("all-reduce", False, "wrong sum"),
+    )
+    monkeypatch.setattr(self_test, "run_trial", lambda: checks)
     report = doctor.examine(facts=describe(), test=True)
     shown = render(report)
     assert "  pass  training: fine\n  FAIL  all-reduce: wrong sum" in shown
@@ -110,7 +113,7 @@ def test_failed_tests_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_test_needs_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "run_trial", lambda: pytest.fail("it was run"))
+    monkeypatch.setattr(self_test, "run_trial", lambda: pytest.fail("it was run"))
     for changes in ({"machine": flat(1)}, {"environ": {"OMP_NUM_THREADS": "1"}}):
         report = doctor.examine(facts=describe(**changes), test=True)
         (found,) = (f for f in report["findings"] if f["severity"] == "error")

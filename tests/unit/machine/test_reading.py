@@ -6,7 +6,7 @@ import pytest
 
 from nanotf.machine import topology
 from nanotf.machine.cpus import LogicalCpu, Machine
-from nanotf.machine.reading import plan_readers
+from nanotf.machine.reader_places import plan_readers
 
 EIGHT = Machine(tuple(LogicalCpu(n, n) for n in range(8)))
 TWO_BY_FOUR = Machine(tuple(LogicalCpu(n, n, numa_node=n // 4) for n in range(8)))

@@ -18,7 +18,7 @@ from waiting import wait_until
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine.cluster import Cluster
 from nanotf.pool import backends
-from nanotf.pool.hosts import agent, members, words
+from nanotf.pool.hosts import agent, agent_messages, members
 from nanotf.pool.hosts.agent import Agent
 from nanotf.pool.hosts.crew import counts_of
 from nanotf.pool.hosts.members import Hosts
@@ -331,8 +331,8 @@ def test_secret_of_the_home(tmp_path: pathlib.Path) -> None:
 def test_messages_of_the_link_travel() -> None:
     ours, theirs = socket.socketpair()
     one, other = members.Channel(ours), members.Channel(theirs)
-    one.send_with(words.Fill(1, ("job", 0), 0, 3), b"abc", b"")
-    assert other.receive() == words.Fill(1, ("job", 0), 0, 3)
+    one.send_with(agent_messages.Fill(1, ("job", 0), 0, 3), b"abc", b"")
+    assert other.receive() == agent_messages.Fill(1, ("job", 0), 0, 3)
     got = bytearray(3)
     other.receive_into(got)
     other.receive_into(bytearray(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanotf.errors import PlacementError
-from nanotf.pool.ray import cluster, crew
+from nanotf.pool.ray import ray_cluster, ray_crew
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from nanotf.pool.ray import cluster, crew
     ],
 )
 def test_share(cpus: list[int], size: int, wanted: int | None, expected: int) -> None:
-    assert cluster.share(cpus, size, wanted) == expected
+    assert ray_cluster.share(cpus, size, wanted) == expected
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_share(cpus: list[int], size: int, wanted: int | None, expected: int) ->
 )
 def test_too_few(cpus: list[int], size: int, wanted: int | None) -> None:
     with pytest.raises(PlacementError, match=f"num_processes={size}.* nodes with .* CPUs"):
-        cluster.share(cpus, size, wanted)
+        ray_cluster.share(cpus, size, wanted)
 
 
 def test_variables_that_leave_the_parent() -> None:
@@ -45,4 +45,4 @@ def test_variables_that_leave_the_parent() -> None:
     staying = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TF_TOKEN_app_terraform_io", "TF_VAR_password")
     others = ("HOME", "PATH", "PYTHONPATH", "LD_PRELOAD")
     parent = {**going, **dict.fromkeys((*staying, *others), "hunter2")}
-    assert crew.taken_over(parent) == going
+    assert ray_crew.taken_over(parent) == going

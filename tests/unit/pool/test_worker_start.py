@@ -17,7 +17,7 @@ from waiting import SECONDS, wait_until
 
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.pool import zygote
+from nanotf.pool import forks
 from nanotf.pool.local import LocalWorker
 from nanotf.pool.pool import Pool
 from nanotf.wire import messages
@@ -32,10 +32,10 @@ class Started:
 
     def __init__(self) -> None:
         self.workers: list[LocalWorker] = []
-        self.zygotes: list[zygote.Zygote] = []
+        self.zygotes: list[forks.Zygote] = []
 
     def __call__(self) -> LocalWorker:
-        self.zygotes.append(zygote.Zygote(os.environ, imports=False))
+        self.zygotes.append(forks.Zygote(os.environ, imports=False))
         worker = LocalWorker(UNPINNED, KEY, "shm", os.environ, self.zygotes[-1])
         self.workers.append(worker)
         return worker
@@ -70,7 +70,7 @@ def test_only_the_parent_gets_interrupts_from_the_first_moment(
             self.send_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(zygote.subprocess, "Popen", Interrupted)
+        patch.setattr(forks.subprocess, "Popen", Interrupted)
         worker = start()
     assert _is_there(worker), worker.log_tail()
     worker.process.send_signal(signal.SIGINT)
@@ -95,7 +95,7 @@ def test_a_signal_to_a_worker_that_was_reaped_but_not_reported_is_dropped() -> N
     reaped = subprocess.Popen([sys.executable, "-c", ""])
     reaped.wait(SECONDS)
     reader, writer = os.pipe()
-    worker = zygote.Forked(reaped.pid, reader)
+    worker = forks.Forked(reaped.pid, reader)
     try:
         worker.send_signal(0)  # sends none, but looks for the process as every signal does
         assert worker.poll() is None

@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.tuning.space import distributions, suggest
+from nanotf.searching.space import distributions, suggest
 
 
 def test_short_forms() -> None:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from nanotf.errors import InvalidArgumentError, UnavailableError
-from nanotf.tuning import measure, requirement, studies
-from nanotf.tuning.sampling import SeededSampler, default_sampler
+from nanotf.searching import auto_parallel, requirement, studies
+from nanotf.searching.sampling import SeededSampler, default_sampler
 
 STATE = optuna.trial.TrialState
 
@@ -125,10 +125,10 @@ def test_first_parameters_follow_from_the_seed_and_the_number(make: Any) -> None
 
 
 def test_the_number_of_workers_that_ends_first() -> None:
-    assert measure.decide({1: 1.0, 2: 1.5, 4: 2.5}, 8) == 4  # 8, 6, 5 steps
-    assert measure.decide({1: 1.0, 2: 1.5, 4: 2.5}, 2) == 2  # 2, 1.5, 2.5
-    assert measure.decide({1: 1.0, 8: 2.0, 16: 2.1}, 8) == 8
-    assert measure.decide({1: 1.0, 2: 2.0}, 8) == 1  # workers hinder each other
+    assert auto_parallel.decide({1: 1.0, 2: 1.5, 4: 2.5}, 8) == 4  # 8, 6, 5 steps
+    assert auto_parallel.decide({1: 1.0, 2: 1.5, 4: 2.5}, 2) == 2  # 2, 1.5, 2.5
+    assert auto_parallel.decide({1: 1.0, 8: 2.0, 16: 2.1}, 8) == 8
+    assert auto_parallel.decide({1: 1.0, 2: 2.0}, 8) == 1  # workers hinder each other
 
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

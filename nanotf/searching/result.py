@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.errors import NanoError
-from nanotf.tuning import studies
-from nanotf.tuning.requirement import require_optuna
+from nanotf.searching import studies
+from nanotf.searching.requirement import require_optuna
 
 _ROWS = 10  # trials in the text of a result
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.tuning import studies
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.space import suggest
+from nanotf.searching import studies
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.space import suggest
 
 
 @dataclasses.dataclass(frozen=True)

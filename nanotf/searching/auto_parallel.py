@@ -19,11 +19,11 @@ from nanotf.errors import WorkerError
 from nanotf.machine import topology
 from nanotf.parent.auto import candidates, timed_fits
 from nanotf.parent.map import mapping
-from nanotf.tuning import studies
-from nanotf.tuning.arguments import Request
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.space import suggest
-from nanotf.tuning.trials import Recipe
+from nanotf.searching import studies
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.search_arguments import Request
+from nanotf.searching.space import suggest
+from nanotf.searching.trials import Recipe
 
 WARM_UP = 2  # steps, of which the first traces the model
 

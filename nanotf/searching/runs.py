@@ -10,12 +10,12 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, WorkerDied
 from nanotf.machine import topology
 from nanotf.parent.map import mapping
-from nanotf.tuning import measure, studies
-from nanotf.tuning.arguments import Request
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.result import SearchResult
-from nanotf.tuning.sampling import SeededSampler
-from nanotf.tuning.trials import BestModel, TrialFunction
+from nanotf.searching import auto_parallel, studies
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.result import SearchResult
+from nanotf.searching.sampling import SeededSampler
+from nanotf.searching.search_arguments import Request
+from nanotf.searching.trials import BestModel, TrialFunction
 
 
 class Run:
@@ -61,7 +61,7 @@ class Run:
         request = self._request
         workers: Any = request.parallel
         if workers == topology.AUTO:
-            workers = measure.choose(request, self._study, count, self._verbose)
+            workers = auto_parallel.choose(request, self._study, count, self._verbose)
         workers = min(workers, count)
         self._parallel = max(self._parallel, workers)
         first = len(self._study.get_trials(deepcopy=False))

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import handles, keras_names
+from nanotf.compat import keras_names, variable_handles
 from nanotf.region import variables
 from nanotf.region.proof import verdicts
 from nanotf.region.proof.states import Coupled
@@ -62,10 +62,10 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
         return stock(layer, *args, **kwargs)
     described, outputs = found
     used = list(map(keras_names.tf_variable, layer.trainable_variables))
-    handles.note_use(used)
+    variable_handles.note_use(used)
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
-    by_rows = [handles.handle_of(variables.plain(v)) for v in used]
+    by_rows = [variable_handles.handle_of(variables.plain(v)) for v in used]
     placeholders = [placeholder for placeholder, _ in made]
     tracing.parts.append(ProvedCall(pairs, placeholders, by_rows, outputs.operations))
     tracing.draws += outputs.draws

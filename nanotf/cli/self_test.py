@@ -40,7 +40,7 @@ class Check:
 def run_trial() -> tuple[Check, ...]:
     """Runs the checks in a separate process."""
     process = subprocess.Popen(
-        python_command("nanotf.cli.trial"),
+        python_command("nanotf.cli.self_test"),
         env={
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),

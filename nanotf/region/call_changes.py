@@ -11,7 +11,7 @@ import tensorflow as tf
 from nanotf.compat import distribute, functions, keras_names
 from nanotf.errors import NanoError
 from nanotf.region import retracing, scope
-from nanotf.region.proof import parts
+from nanotf.region.proof import part_proofs
 from nanotf.region.regions import divide
 
 
@@ -24,7 +24,7 @@ def calling_layers(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scope.proof is not None:
-            return parts.call(scope.proof, self, stock, args, kwargs)
+            return part_proofs.call(scope.proof, self, stock, args, kwargs)
         outermost = scope.exchange is not None and scope.region is None
         if (
             not outermost

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.tuning.requirement import require_optuna
+from nanotf.searching.requirement import require_optuna
 
 LOG = "log"
 FORMS = (

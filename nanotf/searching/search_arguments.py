@@ -16,10 +16,10 @@ from nanotf.errors import (
 )
 from nanotf.machine import topology
 from nanotf.parent.map import item_arguments
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.sampling import SeededSampler, default_sampler
-from nanotf.tuning.space import distributions
-from nanotf.tuning.trials import Recipe, as_arguments
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.sampling import SeededSampler, default_sampler
+from nanotf.searching.space import distributions
+from nanotf.searching.trials import Recipe, as_arguments
 
 DIRECTIONS = ("minimize", "maximize")
 LOSSES = ("loss", "val_loss")  # what training minimizes

@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.sampling import seed_of
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.sampling import seed_of
 
 # Attributes of trials.
 PROCESS = "nanotf_process"  # [host, process id, its start in seconds since the epoch]

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.tuning.requirement import require_optuna
-from nanotf.tuning.result import SearchResult
+from nanotf.searching.requirement import require_optuna
+from nanotf.searching.result import SearchResult
 
 
 def search(
@@ -108,9 +108,9 @@ def search(
         >>> result.best_model.save("best.keras")
     """
     require_optuna()
-    from nanotf.tuning import arguments, runs, studies  # they import Optuna
+    from nanotf.searching import runs, search_arguments, studies  # they import Optuna
 
-    request = arguments.check(
+    request = search_arguments.check(
         build,
         space,
         data,
@@ -125,13 +125,13 @@ def search(
         verbose=verbose,
         fit=fit,
     )
-    arguments.check_study(storage, study_name)
-    arguments.check_pruner(pruner)
-    seed = arguments.check_seed(seed)
-    arguments.check_sampler(sampler, 0)
+    search_arguments.check_study(storage, study_name)
+    search_arguments.check_pruner(pruner)
+    seed = search_arguments.check_seed(seed)
+    search_arguments.check_sampler(sampler, 0)
     with studies.log_level(verbose), studies.storage_for(storage) as opened:
         study = studies.open_study(opened, study_name, request.direction, metric, pruner)
         with studies.sole_search(study):
             seed = studies.seed_for(study, seed)
-            study.sampler = arguments.check_sampler(sampler, seed)
+            study.sampler = search_arguments.check_sampler(sampler, seed)
             return runs.Run(request, study, opened, seed, verbose).run(keep=storage is None)

@@ -18,9 +18,9 @@ from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.plans import RayPlan
-from nanotf.pool.ray import cluster
-from nanotf.pool.ray.bridge import Bridge, Payloads
+from nanotf.pool.ray import ray_cluster
 from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
+from nanotf.pool.ray.ray_bridge import Bridge, Payloads
 from nanotf.pool.ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
 from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.pool.worker_log import WorkerLog
@@ -81,12 +81,12 @@ class RayCrew:
             PlacementError: The cluster has too few CPUs, or a node too few cores.
             NanoError: Ray or a node failed to start a worker.
         """
-        self._ray = ray = cluster.connect()
-        self._session = cluster.session(ray)
+        self._ray = ray = ray_cluster.connect()
+        self._session = ray_cluster.session(ray)
         home = ray.get_runtime_context().get_node_id()
-        cpus = cluster.cpus_by_node(ray)
+        cpus = ray_cluster.cpus_by_node(ray)
         allowed = [cpus.get(home, 0)] if self._transport == "shm" else list(cpus.values())
-        share = cluster.share(allowed, self._plan.size, self._plan.cores_per_process)
+        share = ray_cluster.share(allowed, self._plan.size, self._plan.cores_per_process)
         relays = self._make_relays(share, home)
         self._check_versions(relays)
         posts = self._posts(relays, share, cpus, home)
