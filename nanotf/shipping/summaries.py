@@ -157,7 +157,7 @@ def write(
     Args:
         message: `messages.Summary`.
         numbered: sequence of the program's objects.
-        states: dict of str to `compat.summary_state.State`, by `message.kind`, which this call fills.
+        states: dict of str to `WriterState`, by `message.kind`, which this call fills.
         counters: sequence of the parent's variables, as those of `Sender`.
     """
     from nanotf.compat import summary_state

@@ -16,7 +16,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.replica_check import Likeness
-from nanotf.shipping import orders as jobs
+from nanotf.shipping import orders
 from nanotf.shipping import state, summaries
 from nanotf.shipping.data import inputs, outputs, pipelines, streams
 from nanotf.wire import messages, timing
@@ -57,7 +57,7 @@ class _ModelRun:
         session: `session.Session`.
         inbox: `inbox.Inbox`.
         number: int, the number of the job.
-        job: a `jobs.ModelJob`.
+        job: a `orders.ModelJob`.
         blocks: list of `Block`, the shared memory of the job.
     """
 
@@ -82,7 +82,7 @@ class _ModelRun:
         self._refused: dict[int, Exception] = {}  # by source, the error of its last batch
 
     def run(self) -> Any:
-        """Does the job; returns its result, see `jobs`."""
+        """Does the job; returns its result, see `orders`."""
         with distribute.single_process():
             return self._run()
 
@@ -103,7 +103,7 @@ class _ModelRun:
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
-        update = kept.update if isinstance(job, jobs.FitJob) else None
+        update = kept.update if isinstance(job, orders.FitJob) else None
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
         variables = [*variables_of(self.model), *(kept.numbered[n] for n in job.captured)]
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
@@ -122,11 +122,11 @@ class _ModelRun:
         if isinstance(source, pipelines.PipelineInput):
             refuse = functools.partial(self._refused.__setitem__, id(source))
             return source.dataset(rank, size, refuse)
-        orders = None
+        drawn = None
         if source.order is not None:
             read = self.reader.iterate(source.order, None, size, copies=False)
-            orders = (order for (order,), _ in read)
-        return source.dataset(self.blocks, orders, rank, size)
+            drawn = (order for (order,), _ in read)
+        return source.dataset(self.blocks, drawn, rank, size)
 
     @contextlib.contextmanager
     def _dividing(self) -> Iterator[None]:
@@ -160,12 +160,12 @@ class _ModelRun:
                 self.session.channel.send(messages.DataFailed(self.number, None, error))
             raise Abandoned
 
-    def _left(self, method: str) -> jobs.Left:
+    def _left(self, method: str) -> orders.Left:
         """Returns what a pass over the data leaves in the model; only rank 0's is used."""
         steps = keras_names.step_count(self.model, method)
         if self.session.rank:
-            return jobs.Left(steps, {})
-        return jobs.Left(
+            return orders.Left(steps, {})
+        return orders.Left(
             steps,
             self.state.changed(0),
             self._changed_attributes(),
@@ -199,8 +199,8 @@ class _ModelRun:
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         """Handles a call of one of Keras's hooks."""
-        index, logs = jobs.index_and_logs(name, *arguments, **named)
-        if name not in jobs.BATCH_HOOKS:
+        index, logs = orders.index_and_logs(name, *arguments, **named)
+        if name not in orders.BATCH_HOOKS:
             self._send_held()
         if name in self.job.waits:
             with self.session.stopwatch.hook():
@@ -210,7 +210,7 @@ class _ModelRun:
 
     def _report(self, name: str, index: int | None, logs: Any) -> None:
         """Sends an event; batch events only as often as a progress bar redraws, and the last."""
-        if name not in jobs.BATCH_HOOKS:
+        if name not in orders.BATCH_HOOKS:
             self._send(name, index, logs)
             return
         self._held[name] = (index, logs)
@@ -272,7 +272,7 @@ class _ModelRun:
 class FitRun(_ModelRun):
     """One `fit` in one worker."""
 
-    job: jobs.FitJob
+    job: orders.FitJob
     stop_flag = "stop_training"
     own_hooks = frozenset({"on_train_begin", "on_epoch_begin"})
 
@@ -297,7 +297,7 @@ class FitRun(_ModelRun):
         if job.pauses:
             self.own_hooks |= {"on_train_batch_end"}
             self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
-        self.metrics.load(jobs.FIRST_METRICS)
+        self.metrics.load(orders.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         replica.leave_unreset(self.model, job.unreset)
         keras_names.set_plain_attributes(self.model, job.attributes)
@@ -349,10 +349,10 @@ class FitRun(_ModelRun):
             if self.looks is not None:
                 self.looks.begin_epoch(self._passed_steps())
                 self.ahead.look_after(1)
-        if name in jobs.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
+        if name in orders.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
             return  # the parent's callbacks have heard of it
         if name == "on_epoch_end":
-            epoch, logs = jobs.index_and_logs(name, *arguments, **named)
+            epoch, logs = orders.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
             self.likeness.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
@@ -380,8 +380,8 @@ class FitRun(_ModelRun):
         if looks.agree(made):
             self.inbox.pauses = None
             self._send_held()
-            self._last_wait = jobs.PAUSE
-            self._store_and_ask(jobs.PAUSE, made, plain_logs(logs), True)
+            self._last_wait = orders.PAUSE
+            self._store_and_ask(orders.PAUSE, made, plain_logs(logs), True)
         self.ahead.look_after(looks.left(made))
 
     def _variables_to_compare(self) -> list[Any]:
@@ -394,7 +394,7 @@ class FitRun(_ModelRun):
         """Returns the arguments of `Ahead.begin_epoch`."""
         job = self.job
         steps = job.steps_per_epoch or job.train.steps
-        looked_at = job.stop or not job.waits.isdisjoint(jobs.BATCH_HOOKS)
+        looked_at = job.stop or not job.waits.isdisjoint(orders.BATCH_HOOKS)
         if steps is None or looked_at or self.session.group is None:
             return None, None
         begun = max(job.initial_step, job.passed_steps) if epoch == job.initial_epoch else 0
@@ -414,7 +414,7 @@ class FitRun(_ModelRun):
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         with_state = name in self.job.asks
-        if name not in jobs.BATCH_HOOKS:
+        if name not in orders.BATCH_HOOKS:
             with_state = not self._is_stored(name)
         self._last_wait = name
         if name == "on_test_begin" and self.looks is not None:
@@ -430,7 +430,7 @@ class FitRun(_ModelRun):
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
-            self.metrics.load(jobs.METRICS)
+            self.metrics.load(orders.METRICS)
 
     def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
@@ -443,10 +443,10 @@ class FitRun(_ModelRun):
             self.state.store_rank(self.turn, rank)
             if rank == 0:
                 attributes, seeds = self._changed_attributes(), generation().drawn_seeds()
-        self.metrics.store_rank(jobs.METRICS, rank)
+        self.metrics.store_rank(orders.METRICS, rank)
         written: messages.Written = ()
         if self.session.says_written:
-            spans = self.metrics.spans_of_rank(jobs.METRICS, rank)
+            spans = self.metrics.spans_of_rank(orders.METRICS, rank)
             written = messages.written(job.metrics_block, spans)
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
@@ -457,10 +457,10 @@ class FitRun(_ModelRun):
 class EvaluateRun(_ModelRun):
     """One `evaluate` in one worker."""
 
-    job: jobs.EvaluateJob
+    job: orders.EvaluateJob
     stop_flag = "stop_evaluating"
 
-    def _run(self) -> jobs.Evaluated:
+    def _run(self) -> orders.Evaluated:
         job = self.job
         self._take_model(generation().model_variables)
         replica.leave_unreset(self.model, job.unreset)
@@ -475,7 +475,7 @@ class EvaluateRun(_ModelRun):
             )
         self._send_held()
         variables = keras_names.metric_variables(self.model)
-        return jobs.Evaluated(
+        return orders.Evaluated(
             logs,
             generation().metrics_in_order(self.model, logs),
             [variable.numpy() for variable in variables],
@@ -486,10 +486,10 @@ class EvaluateRun(_ModelRun):
 class PredictRun(_ModelRun):
     """One `predict` in one worker."""
 
-    job: jobs.PredictJob
+    job: orders.PredictJob
     stop_flag = "stop_predicting"
 
-    def _run(self) -> jobs.Left:
+    def _run(self) -> orders.Left:
         job = self.job
         self._take_model(generation().model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)

@@ -20,11 +20,11 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading import read_ahead
 from nanotf.parent.reading.passes import Resume, epochs_cut_short
 from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
-from nanotf.shipping.data import inputs, streams
+from nanotf.shipping.data import inputs, pipelines, streams
 from nanotf.shipping.data.arrays import Packing
 from nanotf.wire.blocks import Block
 
-Input = inputs.ArrayInput | streams.StreamInput | dataset_graphs.PipelineInput
+Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
 
 
 class FitData:
@@ -294,7 +294,7 @@ class FitData:
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding in ("data", "trial") and not data.is_of_arrays:
             alike = self._sharding == "data"
-            made = dataset_graphs.pipeline_input(
+            made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what, alike
             )
             place: dict[str, Any] = {}

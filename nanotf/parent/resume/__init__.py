@@ -4,5 +4,5 @@
 - `resumption.py`: where training continues, and what a checkpoint holds (`moments.py`).
 - `writer.py`: when checkpoints are written: at epochs' ends, at the end, at SIGTERM (`sigterm.py`).
 - `store.py`: the checkpoints in a folder, which one `fit` at a time uses (`folder_lock.py`).
-- `encoding.py`, `callback_states.py`: values and callbacks as JSON and arrays; reading runs no code.
+- `encoding.py`, `callback_states.py`: values as JSON and arrays, which run no code when read.
 """
