@@ -84,7 +84,7 @@ def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
     if not isinstance(engine, NativeEngine):
         return lambda: engine.all_reduce([values], 1)
     shapes = (ctypes.c_int64 * 2)(1, values.size)
-    call = native.Call(1, b"all_reduce(sum)", b"float32", shapes, 1)
+    call = native.NanotfCall(1, b"all_reduce(sum)", b"float32", shapes, 1)
     fragment = native.Fragment(values.ctypes.data, values.ctypes.data, values.nbytes)
     failure = layout.RawFailure()
     function, handle = native.load().nanotf_all_reduce, engine.handle

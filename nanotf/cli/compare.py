@@ -29,7 +29,7 @@ ROUNDING = {"float64": 1e-8, "float32": 1e-3}
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class FirstDifference:
     """The first moment at which two runs differ.
 
     Args:
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ScriptRun:
     """One run of the script.
 
     Args:
@@ -79,7 +79,7 @@ class Comparison:
     is_module: bool
     folder: str
 
-    def run(self, number: int, dtype: str, **variables: str) -> Run:
+    def run(self, number: int, dtype: str, **variables: str) -> ScriptRun:
         """Runs the script with a number of processes in a dtype."""
         from nanotf.region import recording  # imports NumPy
 
@@ -108,7 +108,7 @@ class Comparison:
             said = [line for line in done.stdout.splitlines() if line.strip()]
             last = said[-1] if said else "it printed nothing"
             failure = f"{describe_exit(done.returncode)[0]}: {last}"
-        return Run(list(recording.read(path)), failure)
+        return ScriptRun(list(recording.read(path)), failure)
 
     def tell(self) -> Iterator[str | bool]:
         """Yields lines for people, and at the end whether the numbers are equal."""
@@ -151,7 +151,7 @@ class Comparison:
 
 def first_part(
     one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], rounding: float
-) -> tuple[Part | None, float]:
+) -> tuple[FirstDifference | None, float]:
     """Returns the first difference above rounding, or None; and the largest difference below it.
 
     Args:
@@ -165,23 +165,23 @@ def first_part(
         if number >= min(len(one), len(other)):
             longer = one if len(one) > len(other) else other
             missing = longer[number]["where"]
-            return Part(
+            return FirstDifference(
                 missing, "which only one of the runs reaches", [], [], float("inf")
             ), largest
         a, b = one[number], other[number]
         if a["where"] != b["where"] or a["values"].keys() != b["values"].keys():
             text = f"where the other run has {b['where']!r}, with other names"
-            return Part(a["where"], text, [], [], float("inf")), largest
+            return FirstDifference(a["where"], text, [], [], float("inf")), largest
         pairs = {name: (a["values"][name], b["values"][name]) for name in a["values"]}
         gaps = {name: recording.gap(*pair) for name, pair in pairs.items()}
         name = max(gaps, key=gaps.__getitem__, default=None)
         if name is not None and gaps[name] > rounding:
-            return Part(a["where"], name, *pairs[name], gaps[name]), largest
+            return FirstDifference(a["where"], name, *pairs[name], gaps[name]), largest
         largest = max([largest, *gaps.values()])
     return None, largest
 
 
-def _told(part: Part, one: str, other: str) -> str:
+def _told(part: FirstDifference, one: str, other: str) -> str:
     if not part.one:
         return f"they part at {part.where}, {part.what}"
     numbers = f"sum {part.one[1]:.9g} {one}, {part.other[1]:.9g} {other}"

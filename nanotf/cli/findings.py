@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nanotf.cli.facts import Facts
 from nanotf.cli.picture import count, gigabytes, ranges
-from nanotf.cli.usage import Process
+from nanotf.cli.usage import BusyProcess
 from nanotf.collectives.native_library import python_wanted
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
 from nanotf.machine import environment, shell_state
@@ -249,7 +249,7 @@ def _of_usage(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         yield Finding(severity, " ".join(texts), f"{fix[:1].upper()}{fix[1:]}.")
 
 
-def _named(processes: Sequence[Process]) -> str:
+def _named(processes: Sequence[BusyProcess]) -> str:
     named = [f"{p.name} (pid {p.pid}) {p.cores:.1f}" for p in processes[:_NAMED]]
     more = len(processes) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
@@ -319,7 +319,7 @@ def shell_environment(facts: Facts) -> environment.Environment:
 
 
 def _of_variables(
-    facts: Facts, shell: environment.Environment, state: shell_state.State | None
+    facts: Facts, shell: environment.Environment, state: shell_state.ShellState | None
 ) -> Iterator[Finding]:
     """Finds variables of `nanotf-init` that are not set, including the variable for oneDNN."""
     environ = facts.environ

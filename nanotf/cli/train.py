@@ -13,8 +13,8 @@ from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster
 from nanotf.sagemaker.jobs import data_channels, follow, hyperparameters, launch, metrics, record
-from nanotf.sagemaker.jobs.record import JobFolder, Request, State
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
+from nanotf.sagemaker.jobs.source import SourceCode
 
 STOPPED = 3  # the exit code for a job that was stopped
 
@@ -133,9 +133,9 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 def _train(parsed: argparse.Namespace) -> int:
     _check_alone(os.environ)
-    request = Request(
+    request = JobRequest(
         name=parsed.name or record.make_name(pathlib.Path(parsed.script).stem),
-        source=Source(parsed.script, parsed.source_dir, tuple(parsed.dependency)),
+        source=SourceCode(parsed.script, parsed.source_dir, tuple(parsed.dependency)),
         hyperparameters=hyperparameters.parse_options(parsed.hyperparameter),
         channels=tuple(data_channels.parse_options(parsed.channel)),
         num_processes=parsed.num_processes,
@@ -155,7 +155,7 @@ def _train(parsed: argparse.Namespace) -> int:
 
 def wait_for(
     job: JobFolder, *, logs: bool, host: str | None = None, rank: int | None = None
-) -> State:
+) -> JobState:
     """Waits for a job's end. At Ctrl-C the job continues, and a line says how to return to it."""
     try:
         return follow.wait(job, follow.print_to(sys.stdout) if logs else None, host, rank)
@@ -168,7 +168,7 @@ def wait_for(
         raise SystemExit(130) from None
 
 
-def report_end(job: JobFolder, state: State, *, logs: bool) -> int:
+def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
     """Says how a job has ended. Returns the exit code of the command.
 
     Args:

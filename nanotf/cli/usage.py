@@ -23,7 +23,7 @@ _IDLE = 0.05  # cores; processes that use less are left out
 
 
 @dataclass(frozen=True)
-class Process:
+class BusyProcess:
     """A process that uses processor time.
 
     Args:
@@ -50,7 +50,7 @@ class Usage:
         busy_cores: float, logical CPUs that were busy on the whole machine. In a container this
             includes processes that are not visible there.
         stolen_cores: float, logical CPUs that a hypervisor gave to other virtual machines.
-        processes: tuple of `Process`, the visible processes except this one, busiest first.
+        processes: tuple of `BusyProcess`, the visible processes except this one, busiest first.
         pools: tuple of (int, tuple of int) pairs: a process id, and the logical CPUs to which the
             workers of that process are pinned.
         memory_available, shm_free: int or None, bytes; None if unknown.
@@ -59,7 +59,7 @@ class Usage:
     load_averages: tuple[float, ...] = ()
     busy_cores: float = 0.0
     stolen_cores: float = 0.0
-    processes: tuple[Process, ...] = ()
+    processes: tuple[BusyProcess, ...] = ()
     pools: tuple[tuple[int, tuple[int, ...]], ...] = ()
     memory_available: int | None = None
     shm_free: int | None = None
@@ -125,13 +125,13 @@ def _times_of_processes() -> dict[psutil.Process, float]:
     return found
 
 
-def _describe(process: psutil.Process, cores: float, allowed: Set[int]) -> Process | None:
+def _describe(process: psutil.Process, cores: float, allowed: Set[int]) -> BusyProcess | None:
     try:
         yours = process.uids().real == os.getuid()
         mask = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
         usable = mask is None or not allowed.isdisjoint(mask)
         # A process chooses its name, which may hold line ends.
         name = printable(process.name())
-        return Process(name, process.pid, yours, cores, usable)
+        return BusyProcess(name, process.pid, yours, cores, usable)
     except psutil.Error:  # it has exited
         return None

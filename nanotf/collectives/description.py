@@ -12,7 +12,7 @@ _SHOWN = 4  # tensors in a summary
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
+class CollectiveDescription:
     """A description of a collective call. Ranks raise if their descriptions differ.
 
     Args:
@@ -52,7 +52,9 @@ class Description:
         return f"{self.name} of {count} tensors{more}"
 
 
-def describe(name: str, arrays: Sequence[Array] = (), any_rows: bool = False) -> Description:
+def describe(
+    name: str, arrays: Sequence[Array] = (), any_rows: bool = False
+) -> CollectiveDescription:
     """Describes a call.
 
     Args:
@@ -66,12 +68,12 @@ def describe(name: str, arrays: Sequence[Array] = (), any_rows: bool = False) ->
         if any_rows:
             dims[0] = "*"
         tensors.append(f"{array.dtype.name}[{', '.join(dims)}]")
-    return Description(name, tensors)
+    return CollectiveDescription(name, tensors)
 
 
 def difference(first: bytes, rank: int, other: bytes) -> str:
     """Describes for people how the details of rank 0 and of another rank differ."""
-    a, b = (Description(name, tensors) for name, *tensors in map(_lines, (first, other)))
+    a, b = (CollectiveDescription(name, tensors) for name, *tensors in map(_lines, (first, other)))
     pairs = enumerate(zip(a.tensors, b.tensors, strict=False))
     both = min(len(a.tensors), len(b.tensors))
     at = next((number for number, (one, two) in pairs if one != two), both)

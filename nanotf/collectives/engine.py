@@ -19,7 +19,7 @@ REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 MAX_KEY = 2**32 - 1
 
 
-class Times(NamedTuple):
+class RankTimes(NamedTuple):
     """A rank's times since it attached. Concurrent collectives add up.
 
     Args:
@@ -78,7 +78,7 @@ class Engine(abc.ABC):
         """Returns when every rank has arrived."""
 
     @abc.abstractmethod
-    def times(self, steps_begin: bool = False) -> Times:
+    def times(self, steps_begin: bool = False) -> RankTimes:
         """Returns this rank's times; `steps_begin` marks the start of an execution of steps."""
 
     @abc.abstractmethod

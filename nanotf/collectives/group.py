@@ -13,7 +13,7 @@ import tensorflow as tf
 from nanotf.collectives import lazy
 from nanotf.collectives.engine import (
     Engine,
-    Times,
+    RankTimes,
     check_key,
     check_reducible,
     check_reduction,
@@ -275,7 +275,7 @@ class Group:
 
         return self._in_python(run, [], [])
 
-    def times(self, steps_begin: bool = False) -> Times:
+    def times(self, steps_begin: bool = False) -> RankTimes:
         """Returns this rank's times since it attached. Takes about 1 us.
 
         Args:

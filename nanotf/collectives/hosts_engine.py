@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives import layout
-from nanotf.collectives.description import Description, describe
+from nanotf.collectives.description import CollectiveDescription, describe
 from nanotf.collectives.engine import (
     Array,
     Engine,
-    Times,
+    RankTimes,
     check_key,
     check_parts,
     check_reducible,
@@ -39,7 +39,7 @@ from nanotf.collectives.engine import (
 from nanotf.collectives.peers import HostsSpec, PeerFailed, Peers
 from nanotf.collectives.spec import write_abort_record
 from nanotf.errors import CollectiveError
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 ONE_STEP_BYTES = 64 << 10  # sending this much takes about as long as one more wait for a host
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
@@ -139,18 +139,18 @@ class HostsEngine(Engine):
 
     # ------------------------------------------------------------------------------ calls
     @contextlib.contextmanager
-    def _call(self, key: int, description: Description) -> Iterator[_Call]:
+    def _call(self, key: int, description: CollectiveDescription) -> Iterator[_HostsCall]:
         check_key(key)
         with self._lock:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
         began = time.monotonic_ns()
         try:
-            yield _Call(self._local, self._peers, self._hosts, description, key, number)
+            yield _HostsCall(self._local, self._peers, self._hosts, description, key, number)
         except PeerFailed as failed:
             raise self._failed(failed.failure) from None
         except CollectiveError as error:
             _, failure = self._local.failures()
-            failure = failure or Failure(Kind.ABORTED, -1, str(error))
+            failure = failure or Failure(FailureKind.ABORTED, -1, str(error))
             raise self._failed(self._seen_from_all(failure)) from None
         with self._lock:
             self._done += 1
@@ -178,10 +178,10 @@ class HostsEngine(Engine):
         missing = tuple(self._first + rank for rank in failure.missing)
         return dataclasses.replace(failure, rank=self._first + failure.rank, missing=missing)
 
-    def times(self, steps_begin: bool = False) -> Times:
+    def times(self, steps_begin: bool = False) -> RankTimes:
         local = self._local.times(steps_begin)
         waited = local.waited + (0 if self._peers is None else self._peers.waited)
-        return Times(self._done, self._in_calls, min(waited, self._in_calls), local.input)
+        return RankTimes(self._done, self._in_calls, min(waited, self._in_calls), local.input)
 
     def calls(self) -> int:
         return self._done
@@ -198,7 +198,7 @@ class HostsEngine(Engine):
         self._local.close()
 
 
-class _Call:
+class _HostsCall:
     """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
 
     Args:
@@ -212,7 +212,7 @@ class _Call:
         local: Engine,
         peers: Peers | None,
         hosts: HostsSpec,
-        description: Description,
+        description: CollectiveDescription,
         key: int,
         number: int,
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 MAGIC = 0x6E616E6F74663034  # "nanotf04": changes with the layout
 SLOTS = 16  # collectives a rank may have in flight
@@ -72,7 +72,7 @@ class RawFailure(ctypes.Structure):
         """Unpacks the failure."""
         missing = [rank for rank in range(MAX_SIZE) if self.missing[rank // 32] >> rank % 32 & 1]
         text, remedy = (raw.decode("utf-8", "replace") for raw in (self.text, self.remedy))
-        return Failure(Kind(self.kind), self.rank, text, remedy, tuple(missing))
+        return Failure(FailureKind(self.kind), self.rank, text, remedy, tuple(missing))
 
 
 def _round_up(value: int, unit: int) -> int:

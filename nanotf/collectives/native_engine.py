@@ -16,7 +16,7 @@ from nanotf.collectives import native_library as native
 from nanotf.collectives.engine import (
     Array,
     Engine,
-    Times,
+    RankTimes,
     check_key,
     check_parts,
     check_reducible,
@@ -43,10 +43,10 @@ class NativeEngine(Engine):
         super().__init__(spec, rank)
         self._library = native.load()
         # Reused by `times`: only one thread calls it, twice for each execution of steps.
-        self._numbers = (ctypes.c_int64 * len(Times()))()
+        self._numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times = self._library.nanotf_times
         self._begin_steps = self._library.nanotf_begin_steps
-        config = native.Config(
+        config = native.NanotfConfig(
             spec.nonce,
             spec.size,
             spec.chunk_bytes,
@@ -157,14 +157,14 @@ class NativeEngine(Engine):
     def barrier(self, key: int) -> None:
         self._call(self._library.nanotf_barrier, key, "barrier", [])
 
-    def times(self, steps_begin: bool = False) -> Times:
+    def times(self, steps_begin: bool = False) -> RankTimes:
         (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
-        return Times._make(self._numbers[:])
+        return RankTimes._make(self._numbers[:])
 
     def calls(self) -> int:
-        numbers = (ctypes.c_int64 * len(Times()))()
+        numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times(self.handle, numbers)
-        return Times._make(numbers[:]).calls
+        return RankTimes._make(numbers[:]).calls
 
     def failures(self) -> tuple[int, Failure | None]:
         last = RawFailure()
@@ -189,7 +189,7 @@ class NativeEngine(Engine):
         shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
         if any_rows:
             shapes[1] = -1
-        call = native.Call(
+        call = native.NanotfCall(
             check_key(key),
             name.encode(),
             arrays[0].dtype.name.encode() if arrays else b"",

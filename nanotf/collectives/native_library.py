@@ -18,7 +18,7 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "i
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
 
 
-class Config(ctypes.Structure):
+class NanotfConfig(ctypes.Structure):
     """`NanotfConfig`."""
 
     _fields_ = [
@@ -42,7 +42,7 @@ class Fragment(ctypes.Structure):
     ]
 
 
-class Call(ctypes.Structure):
+class NanotfCall(ctypes.Structure):
     """`NanotfCall`."""
 
     _fields_ = [
@@ -54,7 +54,7 @@ class Call(ctypes.Structure):
     ]
 
 
-class Scan(ctypes.Structure):
+class NanotfScan(ctypes.Structure):
     """`NanotfScan`."""
 
     _fields_ = [
@@ -77,10 +77,10 @@ Allocate = ctypes.CFUNCTYPE(
 def load() -> ctypes.CDLL:
     """Loads the library and declares the types of its functions."""
     library = ctypes.CDLL(os.fspath(LIBRARY))
-    call, failure = ctypes.POINTER(Call), ctypes.POINTER(layout.RawFailure)
+    call, failure = ctypes.POINTER(NanotfCall), ctypes.POINTER(layout.RawFailure)
     handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "attach": (handle, [ctypes.POINTER(Config), ctypes.c_int, ctypes.c_int, failure]),
+        "attach": (handle, [ctypes.POINTER(NanotfConfig), ctypes.c_int, ctypes.c_int, failure]),
         "all_reduce": (
             ctypes.c_int,
             [
@@ -126,7 +126,7 @@ def load() -> ctypes.CDLL:
         "vectors": (ctypes.c_char_p, []),
         "scan_records": (
             None,
-            [ctypes.c_int, address, size, ctypes.POINTER(size), size, ctypes.POINTER(Scan)],
+            [ctypes.c_int, address, size, ctypes.POINTER(size), size, ctypes.POINTER(NanotfScan)],
         ),
         "crc32c": (ctypes.c_uint32, [address, size, ctypes.c_int]),
     }

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives.engine import Array
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 LOOK_SECONDS = 0.5
 # Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
@@ -182,7 +182,7 @@ class Peers:
                 data = _receive(sock, nbytes)
                 if kind:
                     ranks = tuple(rank for (rank,) in _MISSING.iter_unpack(data.tobytes()))
-                    self._fail(Failure(Kind(kind), -1, text, missing=ranks))
+                    self._fail(Failure(FailureKind(kind), -1, text, missing=ranks))
                 else:
                     self._put((host, (key, number, step)), _Frame(signature, text, data))
         except (OSError, EOFError):
@@ -201,11 +201,11 @@ class Peers:
     # --------------------------------------------------------------------------- failures
     def _lost(self, host: int) -> Failure:
         text = f"the connection to host {self._hosts.names[host]} has ended"
-        return Failure(Kind.LOST, -1, text, missing=tuple(self._hosts.ranks(host)))
+        return Failure(FailureKind.LOST, -1, text, missing=tuple(self._hosts.ranks(host)))
 
     def _expired(self, host: int, text: str) -> Failure:
         return Failure(
-            Kind.EXPIRED,
+            FailureKind.EXPIRED,
             -1,
             f"host {self._hosts.names[self._hosts.index]} waited {self._deadline:g} s in {text} "
             f"for host {self._hosts.names[host]}",
@@ -215,7 +215,7 @@ class Peers:
     def _different(self, host: int, text: str, other: str) -> Failure:
         names = self._hosts.names
         return Failure(
-            Kind.DIFFERENT,
+            FailureKind.DIFFERENT,
             -1,
             "all ranks must call the same collective on the same type and shape. Received: host "
             f"{names[self._hosts.index]}: {text}; host {names[host]}: {other}",

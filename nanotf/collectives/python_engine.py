@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nanotf.collectives import layout
-from nanotf.collectives.description import Description, describe, difference
+from nanotf.collectives.description import CollectiveDescription, describe, difference
 from nanotf.collectives.engine import (
     Array,
     Engine,
-    Times,
+    RankTimes,
     check_key,
     check_parts,
     check_reducible,
@@ -27,10 +27,10 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
-from nanotf.collectives.shared_view import Failed, SharedView
+from nanotf.collectives.shared_view import CollectiveFailed, SharedView
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError, InvalidArgumentError
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
@@ -50,14 +50,14 @@ class PythonEngine(Engine):
         super().__init__(spec, rank)
         try:
             self.view = SharedView(spec, rank, fd)
-        except Failed as failed:
+        except CollectiveFailed as failed:
             raise CollectiveError(failed.failure.message) from None
         # Guards the fields below. Held only briefly, never during a wait.
         self._lock = threading.Lock()
         self._calls: dict[int, int] = {}
         self._in_flight: set[int] = set()
         self._busy: set[int] = set()
-        self._times = Times()
+        self._times = RankTimes()
         self._failures = 0
         self._last_failure: Failure | None = None
 
@@ -68,7 +68,7 @@ class PythonEngine(Engine):
         return self._all_reduce(describe(f"all_reduce({op})", arrays), arrays, key, op)
 
     def _all_reduce(
-        self, description: Description, arrays: Sequence[Array], key: int, op: str
+        self, description: CollectiveDescription, arrays: Sequence[Array], key: int, op: str
     ) -> list[Array]:
         flat = (
             arrays[0].reshape(-1)
@@ -116,7 +116,7 @@ class PythonEngine(Engine):
         check_rows(array.ndim)
         return self._all_gather(describe("all_gather", [array], any_rows=True), array, key)
 
-    def _all_gather(self, description: Description, array: Array, key: int) -> Array:
+    def _all_gather(self, description: CollectiveDescription, array: Array, key: int) -> Array:
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         chunk = self.spec.chunk_bytes
         with self._call(key, description, rows=array.shape[0]) as call:
@@ -162,7 +162,7 @@ class PythonEngine(Engine):
         with self._call(key, describe("barrier")) as call:
             call.run(np.empty(0, np.uint8), 1, lambda number: None)
 
-    def times(self, steps_begin: bool = False) -> Times:
+    def times(self, steps_begin: bool = False) -> RankTimes:
         return self._times
 
     def calls(self) -> int:
@@ -172,7 +172,7 @@ class PythonEngine(Engine):
         """Counts a completed call, or a wait in a call."""
         with self._lock:
             old = self._times
-            self._times = Times(
+            self._times = RankTimes(
                 old.calls + calls, old.in_calls + in_calls, old.waited + waited, old.input
             )
 
@@ -181,24 +181,26 @@ class PythonEngine(Engine):
             return self._failures, self._last_failure
 
     def abort(self, text: str) -> None:
-        self.view.abort(Failure(Kind.ABORTED, self.rank, text))
+        self.view.abort(Failure(FailureKind.ABORTED, self.rank, text))
 
     def close(self) -> None:
         self.view.close()
 
     @contextlib.contextmanager
-    def _call(self, key: int, description: Description, rows: int = 0) -> Iterator[_Call]:
+    def _call(
+        self, key: int, description: CollectiveDescription, rows: int = 0
+    ) -> Iterator[_PythonCall]:
         """Runs a collective and remembers its failure."""
         try:
-            with _Call(self, key, description, rows) as call:
+            with _PythonCall(self, key, description, rows) as call:
                 yield call
-        except Failed as failed:
+        except CollectiveFailed as failed:
             with self._lock:
                 self._failures += 1
                 self._last_failure = failed.failure
             raise CollectiveError(failed.failure.message) from None
 
-    # ---------------------------------------------------------------- for `_Call`
+    # ---------------------------------------------------------------- for `_PythonCall`
     def enter(self, key: int) -> int:
         """Returns the number of this call with `key`."""
         with self._lock:
@@ -242,11 +244,11 @@ class PythonEngine(Engine):
         return None
 
 
-class _Call:
+class _PythonCall:
     """One collective from call to return. The step numbers are those of `native/layout.h`."""
 
     def __init__(
-        self, engine: PythonEngine, key: int, description: Description, rows: int = 0
+        self, engine: PythonEngine, key: int, description: CollectiveDescription, rows: int = 0
     ) -> None:
         self.engine = engine
         self.view = engine.view
@@ -257,7 +259,7 @@ class _Call:
         self._met = False
         self._slot: int | None = None
 
-    def __enter__(self) -> _Call:
+    def __enter__(self) -> _PythonCall:
         self._began = time.monotonic_ns()
         self.number = self.engine.enter(self.key)
         self.tag = self.key << 32 | self.number
@@ -340,7 +342,7 @@ class _Call:
         def look_around(waited: float) -> None:
             if waited > self.engine.spec.deadline and not try_claim():
                 self._give_up(
-                    Kind.EXPIRED,
+                    FailureKind.EXPIRED,
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s to begin "
                     f"{self._describe()}, because {layout.SLOTS} collectives were in flight",
                     f"Ranks that begin more than {layout.SLOTS} at once must begin the same ones.",
@@ -372,9 +374,9 @@ class _Call:
         for rank in range(1, self.engine.size):
             if view.word(self._header(rank) + layout.SIGNATURE) != first:
                 details = self._exchange(self.description.details)
-                raise Failed(
+                raise CollectiveFailed(
                     Failure(
-                        Kind.DIFFERENT,
+                        FailureKind.DIFFERENT,
                         self.engine.rank,
                         "all ranks must call the same collective on the same type and shape. "
                         f"Received: {difference(details[0], rank, details[rank])} "
@@ -422,7 +424,7 @@ class _Call:
             if how is not None and not ready():  # it may have posted, then exited
                 pid = self.view.half(self.view.layout.region(peer) + layout.PID)
                 self._give_up(
-                    Kind.LOST,
+                    FailureKind.LOST,
                     f"rank {peer} (process {pid}) {how} while rank {self.engine.rank} waited "
                     f"for it in {self._describe()}",
                     "See that rank's log.",
@@ -431,7 +433,7 @@ class _Call:
             if waited > self.engine.spec.deadline and not ready():
                 missing = self._missing(peer)
                 self._give_up(
-                    Kind.EXPIRED,
+                    FailureKind.EXPIRED,
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s in "
                     f"{self._describe()} for {', '.join(missing.values())}",
                     "Ranks must call the same collectives; if one is only slow, raise the "
@@ -447,11 +449,13 @@ class _Call:
         finally:
             self.engine.add_times(waited=time.monotonic_ns() - began)
 
-    def _give_up(self, kind: Kind, text: str, remedy: str, missing: Sequence[int] = ()) -> NoReturn:
+    def _give_up(
+        self, kind: FailureKind, text: str, remedy: str, missing: Sequence[int] = ()
+    ) -> NoReturn:
         """Aborts the group and raises."""
         failure = Failure(kind, self.engine.rank, text, remedy, tuple(missing))
         self.view.abort(failure)
-        raise Failed(failure)
+        raise CollectiveFailed(failure)
 
     def _describe(self) -> str:
         return f"{self.description.summary} (key {self.key}, call {self.number})"

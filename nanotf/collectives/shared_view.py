@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nanotf.collectives import layout
 from nanotf.collectives.spec import GroupSpec, write_abort_record
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 _fence_lock = threading.Lock()
@@ -37,7 +37,7 @@ def _fence() -> None:
                 pass
 
 
-class Failed(Exception):
+class CollectiveFailed(Exception):
     """The failure of a collective; `python_engine` turns it into a `CollectiveError`.
 
     Args:
@@ -134,7 +134,7 @@ class SharedView:
         return self.bytes[begin : begin + nbytes]
 
     def check_aborted(self) -> None:
-        """Raises `Failed` if the group was aborted or is closed on this rank."""
+        """Raises `CollectiveFailed` if the group was aborted or is closed on this rank."""
         if self.closed:
             raise self.misused(f"the group is closed on rank {self.rank}", "Attach to a new group.")
         if not self.half(layout.ABORTED):
@@ -144,11 +144,11 @@ class SharedView:
         ]
         record = next((offset for offset in records if self.half(offset)), records[0])
         raw = layout.RawFailure.from_buffer_copy(self._map, record + layout.RECORD_FAILURE)
-        raise Failed(raw.unpacked())
+        raise CollectiveFailed(raw.unpacked())
 
-    def misused(self, text: str, remedy: str = "") -> Failed:
+    def misused(self, text: str, remedy: str = "") -> CollectiveFailed:
         """Returns the exception for an invalid call; `text` and `remedy` as in `Failure`."""
-        return Failed(Failure(Kind.MISUSED, self.rank, text, remedy))
+        return CollectiveFailed(Failure(FailureKind.MISUSED, self.rank, text, remedy))
 
     def abort(self, failure: Failure) -> None:
         """Aborts the group with `failure`, unless this rank has already reported one."""

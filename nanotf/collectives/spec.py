@@ -25,7 +25,7 @@ from nanotf.collectives import layout
 from nanotf.collectives.native_library import native_status, python_wanted
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 from nanotf.wire.memory_files import anonymous_file
 
 IMPLEMENTATIONS = ("native", "python")
@@ -81,7 +81,7 @@ def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None
 
 
 @dataclasses.dataclass(frozen=True)
-class Wait:
+class CollectiveWait:
     """A collective in which a rank waits for others.
 
     Args:
@@ -133,14 +133,14 @@ class GroupOwner:
         Blocked ranks notice within 50 ms.
         """
         if not self._common.closed:
-            failure = Failure(Kind.ABORTED, -1, text)
+            failure = Failure(FailureKind.ABORTED, -1, text)
             write_abort_record(self._common, layout.COMMON_RECORD, failure)
 
-    def waits(self) -> list[Wait]:
+    def waits(self) -> list[CollectiveWait]:
         """Returns the collectives in which a rank waits for others that have not arrived."""
         return [wait for rank in range(self.spec.size) for wait in self._waits_of(rank)]
 
-    def _waits_of(self, rank: int) -> list[Wait]:
+    def _waits_of(self, rank: int) -> list[CollectiveWait]:
         places, found = self.spec.layout, []
         peers = [peer for peer in range(self.spec.size) if peer != rank]
         for slot, tag in enumerate(self._words(places.region(rank) + layout.TAGS, layout.SLOTS)):
@@ -149,7 +149,7 @@ class GroupOwner:
             if missing:
                 length = struct.unpack("<I", os.pread(self.fd, 4, header + layout.TEXT_LENGTH))[0]
                 text = os.pread(self.fd, min(length, layout.TEXT_BYTES), header + layout.TEXT)
-                found.append(Wait(rank, missing, tag, text.decode(errors="replace")))
+                found.append(CollectiveWait(rank, missing, tag, text.decode(errors="replace")))
         return found
 
     def _has_come(self, peer: int, rank: int, slot: int, tag: int) -> bool:

@@ -24,7 +24,7 @@ _BEFORE = "_nanotf_last_collective"
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class CollectiveProgress:
     """The collectives that a rank has begun.
 
     Args:
@@ -37,10 +37,10 @@ class Progress:
     fingerprint: int = 0
     what: str = ""
 
-    def since(self, earlier: Progress) -> Progress:
+    def since(self, earlier: CollectiveProgress) -> CollectiveProgress:
         """Returns the progress made after `earlier`."""
         count = self.count - earlier.count
-        return Progress(count, self.fingerprint - earlier.fingerprint, self.what)
+        return CollectiveProgress(count, self.fingerprint - earlier.fingerprint, self.what)
 
 
 class Tally:
@@ -121,9 +121,9 @@ class Tally:
             setattr(tf.compat.v1.get_default_graph(), _BEFORE, result)
         return result
 
-    def progress(self) -> Progress:
+    def progress(self) -> CollectiveProgress:
         """Returns this process's progress. Any thread may call it."""
         with tf.init_scope():
             count, code = self._counts.numpy().tolist()
             last = int(self._last.numpy())
-        return Progress(count, code, self._known[last] if last >= 0 else "")
+        return CollectiveProgress(count, code, self._known[last] if last >= 0 else "")

@@ -101,7 +101,7 @@ def from_graph(graph: bytes, element_spec: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
+class DatasetDescription:
     """A dataset for another process.
 
     Args:
@@ -136,7 +136,7 @@ class Description:
         return dataset_ops._VariantDataset(variant, self.element_spec)
 
 
-def describe(dataset: Any) -> Description | None:
+def describe(dataset: Any) -> DatasetDescription | None:
     """Describes a dataset for another process; None if it runs Python or has a state of its own."""
     try:
         graph = definition_of(dataset)
@@ -168,7 +168,7 @@ def describe(dataset: Any) -> Description | None:
     graph_of_kept = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
     graph_of_kept.node.extend(kept)
     serialized = graph_of_kept.SerializeToString(deterministic=True)
-    return Description(serialized, dataset.element_spec, variables)
+    return DatasetDescription(serialized, dataset.element_spec, variables)
 
 
 def _has_value(variable: Any, constant: Any) -> bool:

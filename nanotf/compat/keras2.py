@@ -445,13 +445,15 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
             refuse_what_is_not_dense(leaf)
     if issubclass(kind, (keras.TensorLikeDataAdapter, keras.ListsOfScalarsDataAdapter)):
         if isinstance(a.shuffle, str) and a.shuffle.lower() == "batch":
-            return _Epochs(keras, _handler(keras, model, a, a.x, a.y, a.sample_weight), a.x, a)
+            return _Keras2Epochs(
+                keras, _handler(keras, model, a, a.x, a.y, a.sample_weight), a.x, a
+            )
         return _arrays(keras, kind, model, a)
     x = a.x
     if kind is keras.GeneratorDataAdapter:
         x = _Remembering(x)
     handler = _handler(keras, model, a, x, a.y, a.sample_weight)
-    return _Epochs(keras, handler, x, a)
+    return _Keras2Epochs(keras, handler, x, a)
 
 
 def _handler(keras: Any, model: Any, a: DataArguments, x: Any, y: Any, weights: Any) -> Any:
@@ -571,7 +573,7 @@ class _Raw:
             yield self._finish(batch)
 
 
-class _Epochs(Epochs):
+class _Keras2Epochs(Epochs):
     def __init__(self, keras: Any, handler: Any, x: Any, a: DataArguments) -> None:
         self._handler = handler
         adapter = handler._adapter

@@ -379,14 +379,14 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     range(a.steps or 0)
     adapter = loop.data_adapter
     if not isinstance(adapter, adapters.ArrayDataAdapter):
-        return _Epochs(loop)
+        return _Keras3Epochs(loop)
     tf = require_tensorflow()
     for leaf in tf.nest.flatten(adapter._inputs, expand_composites=False):
         refuse_what_is_not_dense(leaf)
     if not is_size(adapter._batch_size):
         next(iter(adapter.get_tf_dataset()))  # raises TensorFlow's error
     if adapter._shuffle == "batch":
-        return _Epochs(loop)
+        return _Keras3Epochs(loop)
     sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
         adapter._inputs, target_backend="numpy"
     )
@@ -419,7 +419,7 @@ def _loop_class() -> Any:
     """
     base = source_module("trainers.epoch_iterator").EpochIterator
 
-    class Loop(base):  # type: ignore[misc, valid-type]
+    class EpochLoop(base):  # type: ignore[misc, valid-type]
         dataset: Any = None
 
         def _get_iterator(self) -> Any:
@@ -430,10 +430,10 @@ def _loop_class() -> Any:
         def __next__(self) -> Any:  # as in the TensorFlow backend's class
             return next(self._epoch_iterator)
 
-    return Loop
+    return EpochLoop
 
 
-class _Epochs(Epochs):
+class _Keras3Epochs(Epochs):
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         adapter, adapters = loop.data_adapter, source_module("trainers.data_adapters")

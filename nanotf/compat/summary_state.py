@@ -18,7 +18,7 @@ from tensorflow.python.ops import gen_summary_ops, summary_ops_v2
 _WRITES = ("write_summary", "write_raw_proto_summary")
 
 
-class State(NamedTuple):
+class WriterState(NamedTuple):
     """The default writer, step and condition, as `tf.summary` finds them."""
 
     writer: Any
@@ -26,14 +26,14 @@ class State(NamedTuple):
     condition: Any
 
 
-def state() -> State:
+def state() -> WriterState:
     """Returns the state of this thread."""
     here = summary_ops_v2._summary_state
-    return State(here.writer, here.step, here.is_recording)
+    return WriterState(here.writer, here.step, here.is_recording)
 
 
 @contextlib.contextmanager
-def as_state(new: State) -> Iterator[None]:
+def as_state(new: WriterState) -> Iterator[None]:
     """Sets the state in this context."""
     here, before = summary_ops_v2._summary_state, state()
     here.writer, here.step, here.is_recording = new

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
-from nanotf.keras.models import Kind, in_place_of
+from nanotf.keras.models import KerasTwin, in_place_of
 
 __all__ = ["Embedding"]
 
@@ -16,7 +16,7 @@ _KerasEmbedding: Any = keras_names.embedding_class()
 _SIGNATURE = inspect.signature(_KerasEmbedding.__init__)
 
 
-class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
+class EmbeddingInPlace(_KerasEmbedding, metaclass=KerasTwin):  # type: ignore[misc]
     """The code of `Embedding`. In workers it replaces `Embedding`, also as a base of subclasses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -201,8 +201,8 @@ class Accelerated:
                 "A run that reads with reader processes cannot be resumed yet. Received: "
                 f"read_processes={read_processes!r} and resume={resume!r}. Leave one of them out."
             )
-        beside = call_readers.Workers(int(wanted or 1), cores_per_process, cores, backend)
-        call = call_readers.Call(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
+        beside = call_readers.CallWorkers(int(wanted or 1), cores_per_process, cores, backend)
+        call = call_readers.KerasCall(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
         with (
             choice_of_settings.applied(self, settings),
             call_readers.attached(reads, self, call, beside, max_restarts) as read,
@@ -281,8 +281,10 @@ class Accelerated:
         keras_evaluate = super().evaluate  # type: ignore[misc]
         reads = call_readers.check(read_processes)
         with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = call_readers.Workers(num_processes or 1, cores_per_process, cores, backend)
-        call = call_readers.Call(keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs))
+        beside = call_readers.CallWorkers(num_processes or 1, cores_per_process, cores, backend)
+        call = call_readers.KerasCall(
+            keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs)
+        )
         with call_readers.attached(reads, self, call, beside) as read:
             if with_workers and read.given is not None:
                 place = (beside.number, transport, cores_per_process, cores, backend)
@@ -325,8 +327,10 @@ class Accelerated:
         keras_predict = super().predict  # type: ignore[misc]
         reads = call_readers.check(read_processes)
         with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = call_readers.Workers(num_processes or 1, cores_per_process, cores, backend)
-        call = call_readers.Call(keras_predict, args, kwargs, _given(keras_predict, args, kwargs))
+        beside = call_readers.CallWorkers(num_processes or 1, cores_per_process, cores, backend)
+        call = call_readers.KerasCall(
+            keras_predict, args, kwargs, _given(keras_predict, args, kwargs)
+        )
         with call_readers.attached(reads, self, call, beside) as read:
             if with_workers and read.given is not None:
                 place = (beside.number, transport, cores_per_process, cores, backend)
@@ -373,7 +377,7 @@ for _name in _EXTENDED:
 in_place_of: dict[type, type] = {}
 
 
-class Kind(abc.ABCMeta):
+class KerasTwin(abc.ABCMeta):
     """The metaclass of all nanotf classes that take the names of Keras's.
 
     `isinstance(x, tf.keras.Model)` still tests for Keras's models while the name is nanotf's.
@@ -392,7 +396,7 @@ class Kind(abc.ABCMeta):
         return cls in in_place_of and issubclass(subclass, in_place_of[cls])
 
 
-class Model(Copied, Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
+class Model(Copied, Accelerated, _KerasModel, metaclass=KerasTwin):  # type: ignore[misc]
     """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras.

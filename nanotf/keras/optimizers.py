@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
-from nanotf.keras.models import Kind
+from nanotf.keras.models import KerasTwin
 from nanotf.region.sparse_gradients import SummedRows
 
 __all__ = ["SparseAdam"]
@@ -17,7 +17,7 @@ _KerasAdam: Any = keras_optimizers.adam_class()
 _tf: Any = require_tensorflow()
 
 
-class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
+class SparseAdam(SummedRows, _KerasAdam, metaclass=KerasTwin):  # type: ignore[misc]
     r"""Adam that updates only the embedding rows used in the batch.
 
     For a dense gradient it is Keras's `Adam`. For a sparse gradient (`tf.IndexedSlices`, the

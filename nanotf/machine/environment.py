@@ -33,7 +33,7 @@ from nanotf.machine.installed import ALLOCATORS, Installed, find_installed
 from nanotf.machine.shell_state import (
     STATE_VARIABLE,
     Options,
-    State,
+    ShellState,
     read_state,
     thread_count,
     user_environ,
@@ -102,7 +102,7 @@ def initialised(environ: Mapping[str, str], options: Options, found: Environment
     """
     mine = user_environ(environ)
     before = {name: mine.get(name) for name in found.variables}
-    state = State(options, found.variables, before)
+    state = ShellState(options, found.variables, before)
     return {**mine, **found.variables, STATE_VARIABLE: state.dump()}
 
 

@@ -34,7 +34,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class State:
+class ShellState:
     """The changes that `nanotf-init` made to the shell, as recorded in `NANOTF_ENV`.
 
     Args:
@@ -52,11 +52,11 @@ class State:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
-def read_state(environ: Mapping[str, str]) -> State | None:
+def read_state(environ: Mapping[str, str]) -> ShellState | None:
     """Reads the changes of `nanotf-init` to this environment; None if there is no valid record."""
     try:
         found = json.loads(environ.get(STATE_VARIABLE, ""))
-        state = State(Options(**found["options"]), found["values"], found["before"])
+        state = ShellState(Options(**found["options"]), found["values"], found["before"])
         texts = [*state.values.values(), *(v for v in state.before.values() if v is not None)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -36,7 +36,7 @@ _arrived: dict[type, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Workers:
+class CallWorkers:
     """The workers beside which a call's readers run.
 
     Args:
@@ -76,7 +76,7 @@ def check(value: Any) -> int | str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class KerasCall:
     """A call of one of Keras's methods.
 
     Args:
@@ -93,15 +93,19 @@ class Call:
 
 @contextlib.contextmanager
 def attached(
-    wanted: int | str | None, model: Any, call: Call, workers: Workers, max_restarts: int = 0
+    wanted: int | str | None,
+    model: Any,
+    call: KerasCall,
+    workers: CallWorkers,
+    max_restarts: int = 0,
 ) -> Iterator[Readers]:
     """Gives a call's datasets to readers, which run until the end of this context.
 
     Args:
         wanted: int, "auto" or None for no readers, the checked `read_processes`.
         model: the user's model.
-        call: `Call`.
-        workers: `Workers`.
+        call: `KerasCall`.
+        workers: `CallWorkers`.
         max_restarts: int, how many readers that end are replaced.
 
     Yields:
@@ -187,7 +191,7 @@ def _seed(model: Any) -> int:
     return calls.seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
 
 
-def _plan(number: int, workers: Workers) -> ReaderPlan:
+def _plan(number: int, workers: CallWorkers) -> ReaderPlan:
     is_local = backends.check_backend(workers.backend) == backends.DEFAULT_BACKEND
     # Workers of other back ends choose their cores themselves, wherever they run.
     size = workers.number if is_local else topology.usable_count()
@@ -216,7 +220,7 @@ class Readers:
     """The readers of one call. They start when the first batch is needed.
 
     Args:
-        call: `Call`.
+        call: `KerasCall`.
 
     Attributes:
         args, kwargs: the arguments, with the datasets that readers read.
@@ -225,7 +229,7 @@ class Readers:
         number: int, of readers at present.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: KerasCall) -> None:
         self._method = call.method
         self.args, self.kwargs, self.given = call.args, call.kwargs, call.given
         self.cores: tuple[int, ...] = ()
@@ -234,15 +238,15 @@ class Readers:
         self._pool: ReaderPool | None = None
         self._starting = threading.Lock()  # guards the next two
         self._has_ended = False
-        self._sources: list[read_ahead.Source] = []
+        self._sources: list[read_ahead.DatasetToRead] = []
         self._recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOOKED_AT)
 
-    def prepare(self, found: Mapping[str, Any], workers: Workers, settings: Settings) -> None:
+    def prepare(self, found: Mapping[str, Any], workers: CallWorkers, settings: Settings) -> None:
         """Replaces datasets in the arguments, and plans where their readers run.
 
         Args:
             found: mapping of str to the user's datasets, by argument.
-            workers: `Workers`.
+            workers: `CallWorkers`.
             settings: `Settings`.
         """
         self.number, self._settings = settings.number, settings
@@ -261,7 +265,7 @@ class Readers:
             if shuffles:
                 given["shuffle"] = False  # the source draws the order
             read = (number, settings.seed, shuffles, self._started, self._note)
-            self._sources.append(read_ahead.Source(dataset, *read))
+            self._sources.append(read_ahead.DatasetToRead(dataset, *read))
             given[name] = read_ahead.read_ahead(self._sources[-1])
         self.args, self.kwargs, self.given = (), given, given
 

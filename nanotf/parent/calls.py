@@ -123,13 +123,13 @@ def show(message: messages.Printed) -> None:
 
 
 def failure_of(
-    worker: Worker, message: messages.JobFailed, where: str = "", index: int | None = None
+    worker: Worker, message: messages.OrderFailed, where: str = "", index: int | None = None
 ) -> WorkerError:
     """Returns the exception for a job that raised in a worker, of the original's class if possible.
 
     Args:
         worker: `Worker`.
-        message: `messages.JobFailed`.
+        message: `messages.OrderFailed`.
         where: str, the job, in front of the sentence; empty for a call.
         index: int or None, of an item.
     """
@@ -257,7 +257,7 @@ class Call:
     def answered(self) -> None:
         """Handles that the workers have been sent the answer to a hook, and continue."""
 
-    def failure(self, message: messages.JobFailed) -> BaseException:
+    def failure(self, message: messages.OrderFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
         error = failure_of(self.workers.workers[message.rank], message)
         cause = error.__cause__
@@ -300,7 +300,7 @@ class Call:
             clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
             workers.usable = False  # until all have ended the job
             state = workers.outgoing(ProcessState.capture())
-            workers.send(messages.Job(self.number, body, sizes, state=state), blocks)
+            workers.send(messages.Order(self.number, body, sizes, state=state), blocks)
             self.sent()
             _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()
@@ -433,7 +433,7 @@ class Call:
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
                 if message.job == self.number:
                     self.hear_stream(message)
-            elif isinstance(message, messages.JobFailed):
+            elif isinstance(message, messages.OrderFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, (messages.Progress, messages.Woken)):
                 pass  # the pool has handled it, or `attend` does
@@ -447,7 +447,7 @@ class Call:
                 show(message)
             elif isinstance(message, (messages.Warned, messages.Logged)):
                 warned.give(message)
-            elif isinstance(message, messages.JobDone):
+            elif isinstance(message, messages.OrderDone):
                 done[rank], times[rank] = message.result, message.times
                 self.parts = message.parts
             elif isinstance(message, messages.Waiting):

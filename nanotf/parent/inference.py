@@ -181,8 +181,8 @@ class _EvaluateCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
 
-    def job(self) -> orders.EvaluateJob:
-        return orders.EvaluateJob(
+    def job(self) -> orders.EvaluateOrder:
+        return orders.EvaluateOrder(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 
@@ -226,8 +226,8 @@ class _PredictCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_predict_begin()
 
-    def job(self) -> orders.PredictJob:
-        return orders.PredictJob(
+    def job(self) -> orders.PredictOrder:
+        return orders.PredictOrder(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 

@@ -16,7 +16,7 @@ from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading.fit_data import FitData, Stream
 from nanotf.shipping import orders, summaries
 from nanotf.shipping.objects import heap, identities
-from nanotf.shipping.state import State, StateLayout
+from nanotf.shipping.state import SharedVariables, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -127,14 +127,14 @@ class ModelCall(calls.Call):
     def state_and_blocks(self) -> list[Block]:
         """Makes the job's blocks, and `state` in the first."""
         blocks = [self.workers.state_block(self.layout.nbytes), *self.data.blocks()]
-        self.state = State(self.layout, blocks[calls.STATE_BLOCK], self.variables)
+        self.state = SharedVariables(self.layout, blocks[calls.STATE_BLOCK], self.variables)
         return blocks
 
     def release(self) -> None:
         del self.state
 
     def common(self) -> dict[str, Any]:
-        """Returns the fields of `jobs.ModelJob`."""
+        """Returns the fields of `orders.ModelOrder`."""
         return {
             "heap": self.traced.heap,
             "trace": self.traced.number,

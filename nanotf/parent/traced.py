@@ -19,11 +19,11 @@ from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 
 _numbers = itertools.count(1)
-_TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Traced`
+_TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `TracedModel`
 
 
 @dataclasses.dataclass
-class Traced:
+class TracedModel:
     """A model as it was when a step function was traced for batches of one kind.
 
     Args:
@@ -35,7 +35,7 @@ class Traced:
             eagerly.
         runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
         attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
-        summaries: dict of str to `compat.summary_state.State`, those that its steps write with.
+        summaries: dict of str to `summary_state.WriterState`, those that its steps write with.
     """
 
     heap: bytes
@@ -46,7 +46,7 @@ class Traced:
     attributes: tuple[dict[str, Any], ...] | None = None
     summaries: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def holds_for(self, now: Traced) -> bool:
+    def holds_for(self, now: TracedModel) -> bool:
         """Returns True if workers may have this model instead of the model as it is now.
 
         It must have the same variables in the same order. Python code that steps run reads objects
@@ -59,7 +59,9 @@ class Traced:
         )
 
 
-def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str, Any]) -> Traced:
+def traced(
+    model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str, Any]
+) -> TracedModel:
     """Returns the model as its step functions were traced, or else as it is, which is noted.
 
     Args:
@@ -68,7 +70,7 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
         specs_by_step: dict of str to nested structure of `tf.TensorSpec`: what the call runs,
             "train", "test" or "predict", the first named for it, and a batch as Keras sees it.
     """
-    now = Traced(heap, numbered, generation().trainable_variables(model))
+    now = TracedModel(heap, numbered, generation().trainable_variables(model))
     found = None
     for step, specs in specs_by_step.items():
         function = None if model.run_eagerly else keras_names.step_function(model, step)
@@ -84,7 +86,7 @@ def traced(model: Any, heap: bytes, numbered: list[Any], specs_by_step: dict[str
     return found
 
 
-def _number_for(model: Any, new: Traced) -> int:
+def _number_for(model: Any, new: TracedModel) -> int:
     functions = [getattr(model, f"{step}_function", None) for step in ("train", "test", "predict")]
     for function in functions:
         for known in getattr(function, _TRACED, {}).values():

@@ -32,7 +32,7 @@ OTHERS_STOPPED = "The other workers were stopped; the next call starts new ones.
 _Error = TypeVar("_Error", bound=WorkerError)
 
 
-class Process(Protocol):
+class WorkerProcess(Protocol):
     """A worker's process, with the methods of `subprocess.Popen` that a pool needs."""
 
     @property
@@ -56,7 +56,7 @@ class Worker:
     Attributes:
         rank: int.
         cores: tuple of int, its logical CPUs.
-        process: `Process`.
+        process: `WorkerProcess`.
         channel: `Channel`, to the worker or to its proxy.
         log: `WorkerLog`, its output.
         host: str, the address at which other workers reach it.
@@ -67,7 +67,7 @@ class Worker:
     title = "Worker"
     rank: int
     cores: tuple[int, ...]
-    process: Process
+    process: WorkerProcess
     channel: Channel
     log: WorkerLog
     host: str = "127.0.0.1"

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.05  # between looks at a thread that starts a worker, while th
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class WorkerGone:
     """An event: a worker has ended, and all that it has sent was reported before."""
 
     worker: Worker
@@ -60,7 +60,7 @@ class Cancelled:
     """An event: `cancel` was called, by another thread."""
 
 
-class IndependentPool(Pool):
+class ItemPool(Pool):
     """N live workers on this machine, each of which works by itself.
 
     Args:
@@ -83,7 +83,7 @@ class IndependentPool(Pool):
         super().__init__(plan, NO_TRANSPORT)
 
     # ------------------------------------------------------------------------------ talking
-    def send_to(self, rank: int, message: messages.Job, blocks: Sequence[Block] = ()) -> None:
+    def send_to(self, rank: int, message: messages.Order, blocks: Sequence[Block] = ()) -> None:
         """Sends a message, its descriptors, and those of shared blocks, to one worker.
 
         Does not wait for the worker to read it.
@@ -102,8 +102,8 @@ class IndependentPool(Pool):
             timeout: float, seconds.
 
         Returns:
-            A tuple of the rank and of a message, a `Delivery`, `Ended`, `Joined`, `NotStarted`,
-            `Cancelled`, or the exception of a thread of the pool.
+            A tuple of the rank and of a message, a `Delivery`, `WorkerGone`, `Joined`,
+            `NotStarted`, `Cancelled`, or the exception of a thread of the pool.
 
         Raises:
             queue.Empty: Nothing has happened for `timeout` seconds.
@@ -120,7 +120,7 @@ class IndependentPool(Pool):
             elif isinstance(found, Gone):
                 if found.worker is not self.workers[rank] or rank in self._starting:
                     continue  # it was replaced
-                found = Ended(found.worker)
+                found = WorkerGone(found.worker)
             return rank, found
 
     def _end_channels_of_dead_workers(self) -> None:

@@ -41,7 +41,7 @@ from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.remote import taken_over
-from nanotf.pool.supervision import Supervisor, not_finished
+from nanotf.pool.supervision import PoolSupervisor, not_finished
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
@@ -98,7 +98,7 @@ class Pool:
         self._key = secrets.token_bytes(KEY_NBYTES)
         state = ProcessState.capture(early=True)  # what the workers start with
         self._crew = backends.crew_of(plan, transport, self._key)
-        self.supervisor = Supervisor(self._crew.workers, self.stall_seconds, transport)
+        self.supervisor = PoolSupervisor(self._crew.workers, self.stall_seconds, transport)
         try:
             with explaining_few_descriptors(self.size):
                 if transport == "shm":  # before the workers, so that its limits raise at once

@@ -44,11 +44,11 @@ from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
 AHEAD = 2
 END_SECONDS = 20.0  # for the threads, once the processes are killed
 
-Future = concurrent.futures.Future  # of a `Batch`
+Future = concurrent.futures.Future  # of a `ReadBatch`
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class ReadBatch:
     """An answer of a reader.
 
     Args:
@@ -84,7 +84,7 @@ class Published:
 class _Task:
     def __init__(self, read: reader_messages.Read) -> None:
         self.read = read
-        self.future: Future[Batch] = Future()
+        self.future: Future[ReadBatch] = Future()
 
 
 class ReaderProcess(LocalWorker):
@@ -195,7 +195,9 @@ class ReaderPool:
                 if seat.ready:
                     self._tell(seat, published)
 
-    def read(self, dataset: int, index: int, moment: reader_messages.Moment) -> Future[Batch]:
+    def read(
+        self, dataset: int, index: int, moment: reader_messages.ReadMoment
+    ) -> Future[ReadBatch]:
         """Requests a batch of a published dataset; returns its future."""
         with self._lock:
             task = _Task(reader_messages.Read(next(self._counter), dataset, index, moment))
@@ -208,7 +210,7 @@ class ReaderPool:
                 self._hand_out()
         return task.future
 
-    def describe(self, future: Future[Batch]) -> str:
+    def describe(self, future: Future[ReadBatch]) -> str:
         """Says what has become of a batch that does not come; with the reader's Python stack."""
         with self._lock:
             found = [s for s in self._seats if any(t.future is future for t in s.running)]
@@ -326,7 +328,7 @@ class ReaderPool:
                 task = seat.running.popleft()
                 assert task.read.number == message.number, "a reader answers in order"
                 self._hand_out()
-            _finish(task, Batch(message, slot, where))
+            _finish(task, ReadBatch(message, slot, where))
             del slot, task, message  # nothing may keep a slot while this thread waits
 
     def _slot(self, seat: _Seat, process: ReaderProcess, message: reader_messages.BatchRead) -> Any:
@@ -417,7 +419,7 @@ class ReaderPool:
         self._failure = None
 
 
-def _finish(task: _Task, result: Batch | BaseException) -> None:
+def _finish(task: _Task, result: ReadBatch | BaseException) -> None:
     with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody wants it any more
         if isinstance(result, BaseException):
             task.future.set_exception(result)

@@ -8,9 +8,9 @@
 
 To the pool a remote worker looks like a local one: a Unix socket with messages and file
 descriptors. Each shared block of a job has a twin on the node. A message lists the parts of blocks
-that its sender has written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`,
-`JobDone`: their field `written`), and these are copied before it is delivered. Between two messages
-each byte has one writer, the parent or one rank, so copies never conflict.
+that its sender has written (`Order`: all of its blocks; `Batch`: its arrays; `Proceed`,
+`Waiting`, `OrderDone`: their field `written`), and these are copied before it is delivered. Between
+two messages each byte has one writer, the parent or one rank, so copies never conflict.
 
 `ray` and `hosts` carry the messages and the bytes.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from nanotf.machine import topology
-from nanotf.pool.handles import STACK_SECONDS, Process, Worker
+from nanotf.pool.handles import STACK_SECONDS, Worker, WorkerProcess
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel
@@ -95,7 +95,7 @@ class Said:
 
 def descriptors_of(message: Any) -> int:
     """Returns the number of descriptors that follow a message of a pool to its workers."""
-    if isinstance(message, messages.Job):
+    if isinstance(message, messages.Order):
         return len(message.blocks)
     return 1 if isinstance(message, messages.Batch) and message.block is not None else 0
 
@@ -124,7 +124,7 @@ class Originals:
         """
         new: list[tuple[Key, int]] = []
         spans: list[Span] = []
-        if isinstance(message, messages.Job):
+        if isinstance(message, messages.Order):
             fds = channel.receive_fds(len(message.blocks))
             self._blocks = {
                 ("job", place): Block(nbytes, fd)
@@ -154,7 +154,7 @@ class Originals:
         for key, offset, content in said.written:
             self._blocks[key].write(offset, as_bytes(content))
         message = pickle.loads(said.body)
-        if isinstance(message, messages.JobDone) and message.times is not None:
+        if isinstance(message, messages.OrderDone) and message.times is not None:
             message = dataclasses.replace(message, times=message.times.moved(ahead))
         if said.block is None:
             channel.send(message)
@@ -206,7 +206,7 @@ class Twins:
         if isinstance(message, messages.Setup):
             state = message.state.with_paths(sys.path)
             message = dataclasses.replace(message, state=state, says_written=True)
-        elif isinstance(message, messages.Job):
+        elif isinstance(message, messages.Order):
             message = dataclasses.replace(message, state=message.state.with_paths(sys.path))
             handed = [self._blocks["job", place] for place in range(len(message.blocks))]
         elif isinstance(message, messages.Batch) and message.block is not None:
@@ -228,12 +228,12 @@ class Twins:
             own = Block(message.nbytes, channel.receive_fds(1)[0])
             block = read(own, 0, message.nbytes)
             own.discard()
-        elif isinstance(message, (messages.Waiting, messages.JobDone)):
+        elif isinstance(message, (messages.Waiting, messages.OrderDone)):
             written = tuple(
                 (("job", place), offset, read(self._blocks["job", place], offset, nbytes))
                 for place, offset, nbytes in message.written
             )
-        if isinstance(message, (messages.JobDone, messages.JobFailed)):
+        if isinstance(message, (messages.OrderDone, messages.OrderFailed)):
             self._job_ended()
         return Said(pickle.dumps(message), written, block)
 
@@ -267,7 +267,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class RemoteProcess(Process, Protocol):
+class RemoteProcess(WorkerProcess, Protocol):
     """A worker's process on another machine.
 
     Attributes:

@@ -5,7 +5,7 @@ Every wait has a watcher:
 | wait | watcher |
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
-| a rank, in a step with transport "grpc", whose collectives wait forever | `worker.watch.Watch` |
+| a rank, in a step with transport "grpc", whose collectives wait forever | `StepWatch` |
 | a rank of a `@nano` function, for a rank that took another path | the parent: `divergence` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | any process, for a process that a signal has stopped | `Pool.check_progress` |

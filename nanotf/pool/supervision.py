@@ -1,7 +1,7 @@
 """Notices workers that make no progress, and names the worker that caused a failure.
 
-A `Supervisor` has no thread of its own. The thread that waits for a pool's messages passes them on,
-and asks it to check when no message has come for `LOOK_SECONDS`.
+A `PoolSupervisor` has no thread of its own. The thread that waits for a pool's messages passes them
+on, and asks it to check when no message has come for `LOOK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nanotf.errors import WorkerError, WorkerStuck
 from nanotf.pool import silence, stalls
 from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.wire import messages
-from nanotf.wire.failures import Kind
+from nanotf.wire.failures import FailureKind
 
 LOOK_SECONDS = 1.0  # how often the parent checks the workers while it waits
 SILENT_SECONDS = 10.0  # a node that has not answered for this long is lost
@@ -34,7 +34,7 @@ class _Told:
     times: int = 0
 
 
-class Supervisor:
+class PoolSupervisor:
     """Watches the workers of one pool.
 
     Args:
@@ -171,16 +171,16 @@ class Supervisor:
         lines += self._stacks_of_workers()
         return self._workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines), what=what)
 
-    def explain(self, message: messages.JobFailed) -> WorkerError | None:
+    def explain(self, message: messages.OrderFailed) -> WorkerError | None:
         """Returns the error of the worker that caused another's error, or None if none did.
 
         A rank that waits in a collective may be the first to notice that another rank has ended
         or does not come.
         """
         why = message.failure
-        if why is not None and why.kind == Kind.EXPIRED and why.missing:
+        if why is not None and why.kind == FailureKind.EXPIRED and why.missing:
             return self.stuck(why.missing, why.text)
-        waits = self._transport == "grpc" or (why is not None and why.kind == Kind.LOST)
+        waits = self._transport == "grpc" or (why is not None and why.kind == FailureKind.LOST)
         is_local = all(worker.shares_memory for worker in self._workers)
         grace = GRACE_SECONDS if is_local else REMOTE_GRACE_SECONDS
         began = time.monotonic()

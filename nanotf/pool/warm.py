@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.errors import NanoError, WorkerDied
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
-from nanotf.pool.items import IndependentPool
+from nanotf.pool.items import ItemPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
 from nanotf.pool.starts import START_TRIES, pause
@@ -124,7 +124,7 @@ def _start(plan: AnyPlan, transport: str) -> Pool:
         try:
             if transport == NO_TRANSPORT:
                 assert isinstance(plan, topology.Plan), plan
-                return IndependentPool(plan)
+                return ItemPool(plan)
             return Pool(plan, transport)
         except (SetupError, WorkerDied) as error:
             if not getattr(error, "retry", True) or attempt == START_TRIES - 1:

@@ -21,7 +21,7 @@ _EVERY = 64  # steps between comparisons; before the 64th, steps 1, 2, 4, 8, ...
 SAME = 1e-3  # relative; rounding may make equal numbers differ by less
 
 
-class Likeness:
+class ReplicaCheck:
     """Compares the workers after the steps of one program.
 
     Args:

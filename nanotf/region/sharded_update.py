@@ -204,7 +204,7 @@ class ShardedUpdate:
         generation().apply_through(optimizer, self.optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
-        """The variables that hold parts, as arguments of `shipping.state.Part`.
+        """The variables that hold parts, as arguments of `shipping.state.VectorPart`.
 
         Returns:
             A list of tuples: the `tf.Variable`; the places, in the job's state, of the variables

@@ -21,7 +21,7 @@ from nanotf.parent.auto import candidates, timed_fits
 from nanotf.parent.map import mapping
 from nanotf.searching import studies
 from nanotf.searching.requirement import require_optuna
-from nanotf.searching.search_arguments import Request
+from nanotf.searching.search_arguments import SearchArguments
 from nanotf.searching.space import suggest
 from nanotf.searching.trials import Recipe
 
@@ -98,7 +98,7 @@ def decide(step: Mapping[int, float], trials: int) -> int:
     return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
 
 
-def choose(request: Request, study: Any, trials: int, verbose: Any) -> int:
+def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> int:
     """Returns the number of workers for a search, measured once in a study.
 
     Args:
@@ -126,7 +126,7 @@ def choose(request: Request, study: Any, trials: int, verbose: Any) -> int:
     return chosen
 
 
-def _measure(request: Request, numbers: list[int]) -> dict[str, float]:
+def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     """Returns the seconds of a step by the number of workers; as text, which a study stores."""
     optuna = require_optuna()
     draw = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()

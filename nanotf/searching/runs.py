@@ -14,11 +14,11 @@ from nanotf.searching import auto_parallel, studies
 from nanotf.searching.requirement import require_optuna
 from nanotf.searching.result import SearchResult
 from nanotf.searching.sampling import SeededSampler
-from nanotf.searching.search_arguments import Request
+from nanotf.searching.search_arguments import SearchArguments
 from nanotf.searching.trials import BestModel, TrialFunction
 
 
-class Run:
+class SearchRun:
     """One call of `search`.
 
     Args:
@@ -29,7 +29,9 @@ class Run:
         verbose: as in `search`.
     """
 
-    def __init__(self, request: Request, study: Any, storage: Any, seed: int, verbose: Any) -> None:
+    def __init__(
+        self, request: SearchArguments, study: Any, storage: Any, seed: int, verbose: Any
+    ) -> None:
         self._request, self._study, self._storage = request, study, storage
         self._seed, self._verbose = seed, verbose
         self._best: tuple[int, Any] = (-1, None)  # a trial and its model

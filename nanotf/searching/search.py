@@ -134,4 +134,4 @@ def search(
         with studies.sole_search(study):
             seed = studies.seed_for(study, seed)
             study.sampler = search_arguments.check_sampler(sampler, seed)
-            return runs.Run(request, study, opened, seed, verbose).run(keep=storage is None)
+            return runs.SearchRun(request, study, opened, seed, verbose).run(keep=storage is None)

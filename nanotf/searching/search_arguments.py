@@ -26,7 +26,7 @@ LOSSES = ("loss", "val_loss")  # what training minimizes
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class SearchArguments:
     """The checked arguments of a search.
 
     Args:
@@ -56,7 +56,7 @@ class Request:
 
 def check(
     build: Any, space: Any, data: Any, metric: Any, trials: Any, parallel: Any, **other: Any
-) -> Request:
+) -> SearchArguments:
     """Checks the arguments of `search`.
 
     Args:
@@ -81,7 +81,7 @@ def check(
     fit, source = _data(data, other["fit"])
     item_arguments.check_verbose(other["verbose"])
     _check_parameters({"build": build, "data": source}, set(found))
-    return Request(
+    return SearchArguments(
         Recipe(build, source, metric),
         found,
         fit,

@@ -40,15 +40,15 @@ def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelJob:
+class ModelOrder:
     """Base of the jobs of a model's methods.
 
     Args:
         heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
-        trace: int, see `parent.traced.Traced.number`. If it and the bytes are equal, a worker
+        trace: int, see `parent.traced.TracedModel.number`. If it and the bytes are equal, a worker
             reuses the model that it has, and its traced functions.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
-        layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
+        layout: `StateLayout` of the model's variables, then, in `FitOrder`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
         state_block: int, the number of the job's block that holds the state.
         events: frozenset of str, hooks that rank 0 reports.
@@ -79,7 +79,7 @@ class ModelJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class FitJob(ModelJob):
+class FitOrder(ModelOrder):
     """One `fit`. A worker's result is a bool, see `Left.runs_python`.
 
     Args:
@@ -124,7 +124,7 @@ class FitJob(ModelJob):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateJob(ModelJob):
+class EvaluateOrder(ModelOrder):
     """One `evaluate`. A worker's result is `Evaluated`.
 
     Args:
@@ -143,7 +143,7 @@ class Left:
     Args:
         steps: int or None, batches, if Keras counts them in the model.
         changed: dict of int to `numpy.ndarray`, the values of the variables that the pass has
-            changed, such as the states of random layers, by place in `ModelJob.layout`.
+            changed, such as the states of random layers, by place in `ModelOrder.layout`.
         attributes: see `keras_names.plain_attributes`, those of the model, if steps that run
             eagerly have changed any.
         seeds: see `Generation.drawn_seeds`.
@@ -159,7 +159,7 @@ class Left:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """A worker's result of an `EvaluateJob`.
+    """A worker's result of an `EvaluateOrder`.
 
     Args:
         logs: dict of str to float, result of `evaluate(return_dict=True)`; equal on all ranks.
@@ -175,7 +175,7 @@ class Evaluated:
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictJob(ModelJob):
+class PredictOrder(ModelOrder):
     """One `predict`. A worker's result is `Left`, besides the outputs that it has sent.
 
     Args:
@@ -226,7 +226,7 @@ class Terminal:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopJob:
+class LoopOrder:
     """One `@nano` call. A worker's result is a `LoopEnd`.
 
     Args:
@@ -237,7 +237,7 @@ class LoopJob:
         state_block: int, the number of the job's block that holds the state.
         chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
-        summaries: bool, as in `ModelJob`.
+        summaries: bool, as in `ModelOrder`.
     """
 
     shipment: Any
@@ -282,7 +282,7 @@ class TaskShipment:
 
 
 @dataclasses.dataclass(frozen=True)
-class ItemJob:
+class ItemOrder:
     """One item of `nanotf.map`, for one worker.
 
     `messages.Returned` brings a result with large arrays. For any other, the worker's result is

@@ -94,7 +94,7 @@ class _Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class VectorPart:
     """A variable that holds a part of others, seen as one vector.
 
     Args:
@@ -110,14 +110,14 @@ class Part:
     only: bool
 
 
-class State:
+class SharedVariables:
     """Variables on one side, the block on the other.
 
     Args:
         layout: `StateLayout`.
         block: `Block` of `layout.nbytes` bytes.
         variables: sequence of `tf.Variable` in the layout's order.
-        parts: sequence of `Part`; this process leaves out the variables that it holds only in them.
+        parts: sequence of `VectorPart`; this process leaves out variables that it holds only there.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class State:
         layout: StateLayout,
         block: Block,
         variables: Sequence[Any],
-        parts: Sequence[Part] = (),
+        parts: Sequence[VectorPart] = (),
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
@@ -246,7 +246,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _pieces(
-    part: Part, values: Sequence[np.ndarray[Any, Any]]
+    part: VectorPart, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[tuple[np.ndarray[Any, Any], slice]]:
     """Returns the pieces of the values that make up a part, and the place of each in the part."""
     wholes = [values[place] for place in part.places]

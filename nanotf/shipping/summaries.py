@@ -130,7 +130,7 @@ def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
 
     _intercept()
     before, _sender = _sender, sender
-    default = summary_state.State(_writer_class()(_DEFAULT), _NO_STEP, True)
+    default = summary_state.WriterState(_writer_class()(_DEFAULT), _NO_STEP, True)
     try:
         with summary_state.as_state(default) if with_default else contextlib.nullcontext():
             yield

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 
-class Kind(enum.IntEnum):
+class FailureKind(enum.IntEnum):
     """Kinds of failures; the numbers of `NanotfFailureKind` in `collectives/native/shm.h`."""
 
     MISUSED = 1  # it was called wrongly, or the group cannot be used
@@ -21,14 +21,14 @@ class Failure:
     """A collective that failed.
 
     Args:
-        kind: `Kind`.
+        kind: `FailureKind`.
         rank: int, the rank that noticed; -1 for the parent, or no particular rank.
         text: str, what happened, only for people, without the final period.
         remedy: str, what to do about it, only for people; may be empty.
         missing: tuple of int, the ranks that did not come before the deadline.
     """
 
-    kind: Kind
+    kind: FailureKind
     rank: int
     text: str
     remedy: str = ""

@@ -21,7 +21,7 @@ The life of a pool, from top to bottom:
       |  <- Outputs                              |   every rank, in predict
       |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
       |  <- Reached                              |   every rank in such a function, with "grpc"
-      |  <- JobDone | JobFailed                  |
+      |  <- OrderDone | OrderFailed              |
       |  Stop ->                                 |
 """
 
@@ -39,7 +39,7 @@ Written = tuple[tuple[int, int, int], ...]  # the block's index in the job, offs
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
-    """Describes pieces of a block for a message, see `shipping.state.State.spans`."""
+    """Describes pieces of a block for a message, see `shipping.state.SharedVariables.spans`."""
     return tuple((block, offset, nbytes) for offset, nbytes in spans)
 
 
@@ -161,7 +161,7 @@ class Stop(Message):
 
 # ------------------------------------------------------------------------------- one job
 @dataclasses.dataclass(frozen=True)
-class Job(Message):
+class Order(Message):
     """Parent -> worker: run one job.
 
     Args:
@@ -298,7 +298,7 @@ class Woken(Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class JobDone(Message):
+class OrderDone(Message):
     """Worker -> parent: the job ended.
 
     Args:
@@ -319,7 +319,7 @@ class JobDone(Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class JobFailed(Message):
+class OrderFailed(Message):
     """Worker -> parent: the job raised.
 
     Args:
@@ -452,7 +452,7 @@ class Reached(Message):
 
     Args:
         job, rank: int.
-        count, fingerprint, what: as in `collectives.tally.Progress`.
+        count, fingerprint, what: as in `collectives.tally.CollectiveProgress`.
     """
 
     job: int

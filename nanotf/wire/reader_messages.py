@@ -24,7 +24,7 @@ READS = "reads"
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class ReadMoment:
     """The part of a call in which a batch is read. Random numbers depend on it.
 
     Args:
@@ -37,7 +37,7 @@ class Moment:
     turn: int = 0
 
 
-BEFORE = Moment(-1)
+BEFORE = ReadMoment(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Read(Message):
         number: int, which the answer repeats.
         dataset: int.
         index: int, the argument of `__getitem__`.
-        moment: `Moment`.
+        moment: `ReadMoment`.
         free: tuple of int, slots that the parent needs no longer.
     """
 
     number: int
     dataset: int
     index: int
-    moment: Moment
+    moment: ReadMoment
     free: tuple[int, ...] = ()
 
 

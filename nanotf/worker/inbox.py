@@ -68,7 +68,7 @@ class Inbox:
         from nanotf.shipping.data.streams import StreamReader
         from nanotf.wire.blocks import Block
 
-        if isinstance(message, messages.Job):
+        if isinstance(message, messages.Order):
             count = len(message.blocks)
             fds = self.channel.receive_fds(count + len(message.descriptors))
             blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]

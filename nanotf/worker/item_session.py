@@ -18,7 +18,7 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.worker import isolation, output
-from nanotf.worker.job_failure import job_failed
+from nanotf.worker.order_failure import job_failed
 
 
 class ItemSession:
@@ -37,7 +37,7 @@ class ItemSession:
         self._task: isolation.IsolatedFunction | None = None
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
-    def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:
+    def run(self, inbox: Any, message: messages.Order, blocks: list[Block], reader: Any) -> None:
         """Runs a job received by `inbox`, and reports its end."""
         message.state.restore()
         job = pickling.loads(message.body)
@@ -47,7 +47,7 @@ class ItemSession:
             return
         try:
             small = self._run_item(message, job, blocks)
-            answer: messages.Message = messages.JobDone(message.job, self.rank, small)
+            answer: messages.Message = messages.OrderDone(message.job, self.rank, small)
         except ChannelClosed:
             raise
         except BaseException as error:
@@ -59,7 +59,7 @@ class ItemSession:
         self.channel.send(answer)
 
     def _run_item(
-        self, message: messages.Job, job: orders.ItemJob, blocks: list[Block]
+        self, message: messages.Order, job: orders.ItemOrder, blocks: list[Block]
     ) -> Pickled | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
@@ -95,7 +95,7 @@ class ItemSession:
         return None
 
 
-def _begin(message: messages.Job, job: orders.ItemJob) -> None:
+def _begin(message: messages.Order, job: orders.ItemOrder) -> None:
     """Makes Keras and all random numbers the same, whatever ran in this process before.
 
     Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings

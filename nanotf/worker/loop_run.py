@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.collectives.tally import Progress
+from nanotf.collectives.tally import CollectiveProgress
 from nanotf.compat import distribute, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.generators import from_generator
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
-from nanotf.region.replica_check import Likeness, held
+from nanotf.region.replica_check import ReplicaCheck, held
 from nanotf.shipping import orders, state, summaries
 from nanotf.shipping.data import streams
 from nanotf.shipping.data.inputs import tuned
@@ -33,7 +33,7 @@ from nanotf.worker import output
 PROGRAMS_KEPT = 2
 
 
-class _Source:
+class _LoopBatches:
     """Batches that the parent reads for a program; outlives the jobs.
 
     Args:
@@ -115,14 +115,14 @@ class _KeptProgram:
     """A program that this worker keeps between calls, with the graphs of its steps.
 
     Args:
-        job: `jobs.LoopJob`.
+        job: `orders.LoopOrder`.
         session: `session.Session`.
     """
 
-    def __init__(self, job: orders.LoopJob, session: Any) -> None:
+    def __init__(self, job: orders.LoopOrder, session: Any) -> None:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
-        self.source = _Source(job.data)
+        self.source = _LoopBatches(job.data)
         self.ledger = Ledger()
         self.divides = False  # whether calls of layers were divided, in this or an earlier call
         self.run: LoopRun  # the current call
@@ -131,7 +131,7 @@ class _KeptProgram:
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
-        self.run, self.likeness = run, Likeness(self.strategy)
+        self.run, self.likeness = run, ReplicaCheck(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
             self.program.begin(run.job.shipment.call, arrays)
@@ -208,15 +208,15 @@ class LoopRun:
         session: `session.Session`.
         inbox: `worker.Inbox`.
         number: int, of the job.
-        job: `jobs.LoopJob`.
+        job: `orders.LoopOrder`.
         blocks: list of `Block`, of the job.
     """
 
-    written: messages.Written = ()  # see `messages.JobDone`
+    written: messages.Written = ()  # see `messages.OrderDone`
     parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
-        self, session: Any, inbox: Any, number: int, job: orders.LoopJob, blocks: list[Block]
+        self, session: Any, inbox: Any, number: int, job: orders.LoopOrder, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
@@ -243,7 +243,7 @@ class LoopRun:
         kept.begin(self, arrays)
         self._load(kept)
         program = kept.program
-        before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
+        before = mutables.ContentsSnapshot(program.mutables if session.rank == 0 else ())
         if session.rank == 0:
             program.note_attributes()
         session.stopwatch.ready()
@@ -295,7 +295,7 @@ class LoopRun:
         """Copies the values of the user's objects to this worker's objects."""
         block = self.blocks[self.job.state_block]
         self.known = {id(variable) for variable in kept.variables}
-        self.state = state.State(self.job.layout, block, kept.variables)
+        self.state = state.SharedVariables(self.job.layout, block, kept.variables)
         self.state.load(0)
 
     @contextlib.contextmanager
@@ -308,7 +308,7 @@ class LoopRun:
         tally.active, before = True, tally.progress()
         last = told = before
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: CollectiveProgress) -> None:
             now = progress.since(before)
             session.channel.send(
                 messages.Reached(self.number, session.rank, now.count, now.fingerprint, now.what)

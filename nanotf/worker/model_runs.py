@@ -15,15 +15,14 @@ from nanotf.compat import distribute, keras_names, keras_optimizers, keras_steps
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
-from nanotf.region.replica_check import Likeness
-from nanotf.shipping import orders
-from nanotf.shipping import state, summaries
+from nanotf.region.replica_check import ReplicaCheck
+from nanotf.shipping import orders, state, summaries
 from nanotf.shipping.data import inputs, outputs, pipelines, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.parts import Part
 from nanotf.worker import output, replica
-from nanotf.worker.pause_vote import Looks
+from nanotf.worker.pause_vote import PauseVote
 from nanotf.worker.process import leaving_sigterm_to_parent
 
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
@@ -57,14 +56,14 @@ class _ModelRun:
         session: `session.Session`.
         inbox: `inbox.Inbox`.
         number: int, the number of the job.
-        job: a `orders.ModelJob`.
+        job: a `orders.ModelOrder`.
         blocks: list of `Block`, the shared memory of the job.
     """
 
     job: Any
     stop_flag: str  # the attribute of a model that a callback sets to stop the run
     own_hooks: frozenset[str] = frozenset()  # hooks that the run needs itself
-    written: messages.Written = ()  # see `messages.JobDone`
+    written: messages.Written = ()  # see `messages.OrderDone`
     parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
@@ -103,10 +102,12 @@ class _ModelRun:
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
-        update = kept.update if isinstance(job, orders.FitJob) else None
-        held = [] if update is None else [state.Part(*part) for part in update.variables()]
+        update = kept.update if isinstance(job, orders.FitOrder) else None
+        held = [] if update is None else [state.VectorPart(*part) for part in update.variables()]
         variables = [*variables_of(self.model), *(kept.numbered[n] for n in job.captured)]
-        self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
+        self.state = state.SharedVariables(
+            job.layout, self.blocks[job.state_block], variables, held
+        )
         self.state.load(0)
         self._note_attributes()
         session.stopwatch.ready()
@@ -272,7 +273,7 @@ class _ModelRun:
 class FitRun(_ModelRun):
     """One `fit` in one worker."""
 
-    job: orders.FitJob
+    job: orders.FitOrder
     stop_flag = "stop_training"
     own_hooks = frozenset({"on_train_begin", "on_epoch_begin"})
 
@@ -289,14 +290,14 @@ class FitRun(_ModelRun):
         self.ahead.begin(
             self._coming(), functools.partial(self._refused.__setitem__, id(job.train))
         )
-        self.likeness = Likeness(self.session.strategy)
+        self.likeness = ReplicaCheck(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
-        self.looks: Looks | None = None
+        self.looks: PauseVote | None = None
         self._train_logs: Any = None  # of the last step
         if job.pauses:
             self.own_hooks |= {"on_train_batch_end"}
-            self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
+            self.looks = PauseVote(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(orders.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         replica.leave_unreset(self.model, job.unreset)
@@ -332,9 +333,9 @@ class FitRun(_ModelRun):
             return None
         return streams.Coming(self.reader, train.stream, self.job.passed_steps)
 
-    def _metrics_state(self) -> state.State:
+    def _metrics_state(self) -> state.SharedVariables:
         job = self.job
-        return state.State(
+        return state.SharedVariables(
             job.metrics_layout,
             self.blocks[job.metrics_block],
             keras_names.metric_state(self.model),
@@ -370,7 +371,7 @@ class FitRun(_ModelRun):
         """Returns the number of this epoch's steps that were complete before this job."""
         return self.job.passed_steps if self.epoch == self.job.initial_epoch else 0
 
-    def _look(self, looks: Looks, index: int, logs: Any = None) -> None:
+    def _look(self, looks: PauseVote, index: int, logs: Any = None) -> None:
         """Pauses after a step if the parent has asked any rank to."""
         self._train_logs = logs
         made = keras_steps.steps_after(self.model, index, None)
@@ -391,7 +392,7 @@ class FitRun(_ModelRun):
         return [v for v in self.state.variables if id(keras_names.tf_variable(v)) not in alike]
 
     def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
-        """Returns the arguments of `Ahead.begin_epoch`."""
+        """Returns the arguments of `RunAhead.begin_epoch`."""
         job = self.job
         steps = job.steps_per_epoch or job.train.steps
         looked_at = job.stop or not job.waits.isdisjoint(orders.BATCH_HOOKS)
@@ -457,7 +458,7 @@ class FitRun(_ModelRun):
 class EvaluateRun(_ModelRun):
     """One `evaluate` in one worker."""
 
-    job: orders.EvaluateJob
+    job: orders.EvaluateOrder
     stop_flag = "stop_evaluating"
 
     def _run(self) -> orders.Evaluated:
@@ -486,7 +487,7 @@ class EvaluateRun(_ModelRun):
 class PredictRun(_ModelRun):
     """One `predict` in one worker."""
 
-    job: orders.PredictJob
+    job: orders.PredictOrder
     stop_flag = "stop_predicting"
 
     def _run(self) -> orders.Left:

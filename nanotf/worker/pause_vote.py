@@ -18,7 +18,7 @@ SECONDS = 0.2  # between two looks; an exchange takes about a thousandth of that
 MOST_STEPS = 256
 
 
-class Looks:
+class PauseVote:
     """The steps of a `fit` after which ranks ask each other.
 
     Args:

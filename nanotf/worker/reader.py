@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from nanotf.wire import messages
 from nanotf.wire.blocks import private_view
 from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.wire.reader_messages import BEFORE, BatchFailed, BatchRead, Dataset, Moment, Read
+from nanotf.wire.reader_messages import BEFORE, BatchFailed, BatchRead, Dataset, Read, ReadMoment
 from nanotf.worker import process
 
 
@@ -71,10 +71,10 @@ class _Done:
     One is read again if training continues in the middle of an epoch, after a worker has died.
     """
 
-    moment: Moment | None = None
+    moment: ReadMoment | None = None
     indices: set[int] = dataclasses.field(default_factory=set)
 
-    def add(self, moment: Moment, index: int) -> bool:
+    def add(self, moment: ReadMoment, index: int) -> bool:
         """Adds a batch; returns True if it is new."""
         if moment == BEFORE:  # Keras opens the data, maybe once more
             return False
@@ -90,7 +90,7 @@ class _Reader:
         from nanotf.shipping.data import datasets
 
         self._channel = channel
-        self._slots = datasets.Slots()
+        self._slots = datasets.BatchMemory()
         self._fds: dict[int, tuple[int, int]] = {}  # of blocks by number: descriptor, size
         self._used: dict[int, set[int]] = {}  # the blocks of each dataset
         self._datasets: dict[int, _Opened] = {}

@@ -15,7 +15,7 @@ from nanotf.region.rows import Division, length_of
 from nanotf.shipping.data.inputs import specs_of_step
 from nanotf.shipping.data.outputs import SCALAR
 from nanotf.wire import timing
-from nanotf.worker.run_ahead import Ahead
+from nanotf.worker.run_ahead import RunAhead
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -41,7 +41,7 @@ class ReplicaMixin:
     _nanotf_outputs: Any
     _nanotf_data_end: Any
     _nanotf_stopwatch: timing.Stopwatch
-    _nanotf_ahead: Ahead
+    _nanotf_ahead: RunAhead
     _nanotf_compiles: bool
     _nanotf_unreset: Sequence[tuple[Any, Any]]
     _nanotf_runs_python: bool
@@ -202,7 +202,7 @@ def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
     return telling
 
 
-def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
+def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
     """Turns a model into one whose steps take `(data, extent)`; it stays the same object.
 
     Args:
@@ -210,10 +210,10 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
         stopwatch: `timing.Stopwatch`, which times its steps.
 
     Returns:
-        `Ahead`, which tells its training how far it may run ahead.
+        `RunAhead`, which tells its training how far it may run ahead.
     """
     cls = type(model)
-    ahead = Ahead()
+    ahead = RunAhead()
     steps = [name for name in _STEPS if keras_names.has_own_step(model, name)]
     body = {
         "__module__": cls.__module__,

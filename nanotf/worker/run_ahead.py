@@ -29,7 +29,7 @@ STEPS_BEFORE = 8  # measured one by one before any run ahead
 STEPS_TO_COME = 400
 
 
-class Ahead:
+class RunAhead:
     """The step function of one model's `fit`, which may run ahead of Keras's loop.
 
     Attributes:

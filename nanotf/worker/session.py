@@ -29,10 +29,10 @@ from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
-from nanotf.worker.job_failure import job_failed
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
-from nanotf.worker.run_ahead import Ahead
+from nanotf.worker.order_failure import job_failed
+from nanotf.worker.run_ahead import RunAhead
 
 MODELS_KEPT = 2
 # Python decides when to collect reference cycles by the number of objects, not by their size.
@@ -77,7 +77,7 @@ class Session:
             def tell(began: int) -> None:
                 self._tell(messages.Stalled(began))
 
-            watch.Watch(
+            watch.StepWatch(
                 setup.stall_seconds,
                 lambda: stopwatch.step_since,
                 tell,
@@ -98,7 +98,7 @@ class Session:
     def run(
         self,
         inbox: Any,
-        message: messages.Job,
+        message: messages.Order,
         blocks: list[Block],
         reader: streams.StreamReader,
     ) -> None:
@@ -115,7 +115,7 @@ class Session:
             except Abandoned:
                 result = None  # the parent knows why
             times = self.stopwatch.finish()
-            answer: messages.Message = messages.JobDone(
+            answer: messages.Message = messages.OrderDone(
                 message.job, self.rank, result, times, run.written, run.parts
             )
         except BaseException as error:
@@ -146,7 +146,7 @@ class Session:
     def _failures(self) -> tuple[int, Failure | None]:
         return (0, None) if self.group is None else self.group.failures()
 
-    def follow_seed(self, job: orders.ModelJob) -> None:
+    def follow_seed(self, job: orders.ModelOrder) -> None:
         """Sets TensorFlow's own seed as it is in the parent.
 
         Only if the user has set one since the last job, random operations of traced functions start
@@ -222,14 +222,14 @@ class KeptModel:
     Args:
         model: the model.
         numbered: list of the objects in the model; see `shipping.objects.heap`.
-        ahead: `Ahead`, for its training steps.
+        ahead: `RunAhead`, for its training steps.
         update: `ShardedUpdate`, or None if this worker makes the whole update.
         ledger: `Ledger` of the model's parts.
     """
 
     model: Any
     numbered: list[Any]
-    ahead: Ahead
+    ahead: RunAhead
     update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False
@@ -249,8 +249,8 @@ def _is_of_op(error: BaseException | None) -> bool:
 
 
 _RUNS: dict[type, Any] = {
-    orders.FitJob: FitRun,
-    orders.EvaluateJob: EvaluateRun,
-    orders.PredictJob: PredictRun,
-    orders.LoopJob: LoopRun,
+    orders.FitOrder: FitRun,
+    orders.EvaluateOrder: EvaluateRun,
+    orders.PredictOrder: PredictRun,
+    orders.LoopOrder: LoopRun,
 }

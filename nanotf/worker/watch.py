@@ -1,4 +1,4 @@
-"""Threads of a worker that report to the parent: `Heartbeat` progress, `Watch` a stuck step.
+"""Threads of a worker that report to the parent: `Heartbeat` progress, `StepWatch` a stuck step.
 
 See `pool.silence` and `pool.stalls`, the parent's halves.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 BEAT_SECONDS = 5.0
-LOOK_SECONDS = 1.0  # how often a `Watch` looks
+LOOK_SECONDS = 1.0  # how often a `StepWatch` looks
 
 
 def beat_seconds(stall_seconds: float) -> float:
@@ -46,7 +46,7 @@ class Heartbeat:
                 self._tell()
 
 
-class Watch:
+class StepWatch:
     """A worker's thread that notices a step that does not end.
 
     Args:

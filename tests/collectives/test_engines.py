@@ -21,7 +21,7 @@ from collective_runner import (
 from nanotf.collectives import create_group, native_status
 from nanotf.errors import CollectiveError, InvalidArgumentError
 from nanotf.pool import stalls
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 RANKS = "collective_ranks"
 
@@ -164,7 +164,7 @@ def test_keys_in_different_orders(implementation, size, threads):
 def test_a_second_call_of_a_key_in_flight_is_refused(implementation, tmp_path):
     with group(2, implementation) as owner:
         failure, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
-    assert (failure.kind, failure.rank) == (Kind.MISUSED, 0)
+    assert (failure.kind, failure.rank) == (FailureKind.MISUSED, 0)
     assert "key=5 on rank 0 from two threads at once" in failure.text
 
 
@@ -185,7 +185,11 @@ def test_a_difference_is_an_error_on_every_rank(implementation, size):
     ]
     for rank, failures in enumerate(per_rank):
         for failure, (first, other) in zip(failures, expected, strict=True):
-            assert (failure.kind, failure.rank, failure.missing) == (Kind.DIFFERENT, rank, ())
+            assert (failure.kind, failure.rank, failure.missing) == (
+                FailureKind.DIFFERENT,
+                rank,
+                (),
+            )
             text = failure.message
             assert text.startswith("nanotf collective: all ranks must call the same collective")
             assert f"Received: rank 0: {first}; rank {last}: {other} (key 1, call " in text
@@ -242,7 +246,7 @@ def test_a_rank_that_enters_another_call_and_stops(implementation, how, tmp_path
         "(key 42, call 1)"
     )
     for failure in values(others):
-        assert failure.kind == (Kind.LOST if how == "kill" else Kind.EXPIRED)
+        assert failure.kind == (FailureKind.LOST if how == "kill" else FailureKind.EXPIRED)
         assert failure.missing == (2,)
         text = failure.text
         if how == "kill":
@@ -262,7 +266,7 @@ def test_a_rank_that_dies(implementation, how):
         assert last.returncode == -9
     for failures in values(others):
         for failure in failures:  # the second call fails for the reason of the first
-            assert (failure.kind, failure.missing) == (Kind.LOST, (2,))
+            assert (failure.kind, failure.missing) == (FailureKind.LOST, (2,))
             assert failure.rank in (0, 1)
             assert failure.message.startswith("nanotf collective: rank 2 (process ")
             assert f") {way} while rank {failure.rank} waited" in failure.text
@@ -280,7 +284,7 @@ def test_the_parent_aborts(implementation, size, tmp_path):
             (tmp_path / "aborted").touch()
 
         per_rank = values(run_ranks(owner, ranks.aborted, tmp_path, meanwhile=abort))
-    expected = Failure(Kind.ABORTED, -1, "the user pressed Ctrl-C")
+    expected = Failure(FailureKind.ABORTED, -1, "the user pressed Ctrl-C")
     assert {failure for failures in per_rank for failure in failures} == {expected}
     assert expected.message == "nanotf collective: the user pressed Ctrl-C"
 
@@ -289,7 +293,7 @@ def test_the_parent_aborts(implementation, size, tmp_path):
 def test_a_rank_aborts(implementation):
     with group(3, implementation) as owner:
         failures = values(run_ranks(owner, ranks.rank_aborts))
-    assert set(failures) == {Failure(Kind.ABORTED, 0, "rank 0 had enough")}
+    assert set(failures) == {Failure(FailureKind.ABORTED, 0, "rank 0 had enough")}
 
 
 @BOTH
@@ -297,7 +301,7 @@ def test_the_deadline_names_the_missing_rank(implementation, tmp_path):
     with create_group(3, implementation=implementation, deadline=3) as owner:
         failures = values(run_ranks(owner, ranks.absent, tmp_path, 2))
     for failure in failures:
-        assert (failure.kind, failure.missing) == (Kind.EXPIRED, (2,))
+        assert (failure.kind, failure.missing) == (FailureKind.EXPIRED, (2,))
         call = "all_reduce(sum) of float64[3] (key 42, call 1)"
         waited = f"rank {failure.rank} waited 3 s in {call} for rank 2 (did not come)"
         assert failure.text == waited
@@ -320,7 +324,7 @@ def test_the_deadline_names_the_rank_that_does_not_reduce(tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": 64, "deadline": 2}
     with create_group(2, implementation="native", **options) as owner:
         failure, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
-    assert (failure.kind, failure.rank, failure.missing) == (Kind.EXPIRED, 0, (1,))
+    assert (failure.kind, failure.rank, failure.missing) == (FailureKind.EXPIRED, 0, (1,))
     assert failure.text.endswith("for rank 1 (came, did not finish)")
 
 
@@ -367,7 +371,7 @@ def test_the_calls_of_a_key_are_numbered(tmp_path):
 def test_the_deadline_names_the_rank_that_never_attached(implementation):
     with create_group(2, implementation=implementation, deadline=0.5) as owner:
         (failure,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
-    assert (failure.kind, failure.missing) == (Kind.EXPIRED, (1,))
+    assert (failure.kind, failure.missing) == (FailureKind.EXPIRED, (1,))
     assert "for rank 1 (never attached)" in failure.text
 
 

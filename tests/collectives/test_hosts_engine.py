@@ -20,7 +20,7 @@ from nanotf.collectives.native_library import native_status
 from nanotf.collectives.peers import HostsSpec
 from nanotf.collectives.spec import create_group
 from nanotf.errors import CollectiveError
-from nanotf.wire.failures import Kind
+from nanotf.wire.failures import FailureKind
 
 COUNTS = [(1, 1), (2, 2), (2, 1), (1, 3, 2)]
 KEY = 7
@@ -180,7 +180,7 @@ def _failures(engines: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
 def test_a_difference_between_hosts_is_an_error_on_every_rank(implementation: str) -> None:
     with engines_of((2, 1), implementation) as engines:
         found = _failures(engines, lambda e: e.all_reduce([np.zeros(2 + (e.rank == 2))], KEY))
-    assert {failure.kind for failure in found} == {Kind.DIFFERENT}
+    assert {failure.kind for failure in found} == {FailureKind.DIFFERENT}
     assert "float64[3]" in found[0].text and "float64[2]" in found[0].text
 
 
@@ -190,7 +190,7 @@ def test_a_host_that_is_gone(implementation: str) -> None:
         gone.start()
         found = _failures(engines[:2], lambda e: e.barrier(KEY))
         gone.join()
-    assert {failure.kind for failure in found} == {Kind.LOST}
+    assert {failure.kind for failure in found} == {FailureKind.LOST}
     assert all("host there" in failure.text for failure in found)
 
 
@@ -198,14 +198,14 @@ def test_a_rank_of_another_host_that_leaves(implementation: str) -> None:
     with engines_of((1, 2), implementation) as engines:
         engines[2].close()
         found = _failures(engines[:2], lambda e: e.barrier(KEY))
-    assert {failure.kind for failure in found} == {Kind.LOST}
+    assert {failure.kind for failure in found} == {FailureKind.LOST}
     assert all("left the group" in failure.text for failure in found)
 
 
 def test_the_deadline_names_the_ranks_of_the_missing_host(implementation: str) -> None:
     with engines_of((2, 1, 2), implementation, deadline=0.3) as engines:
         found = _failures(engines[:3], lambda e: e.barrier(KEY))
-    assert {failure.kind for failure in found} == {Kind.EXPIRED}
+    assert {failure.kind for failure in found} == {FailureKind.EXPIRED}
     assert {failure.missing for failure in found} == {(3, 4)}
     assert all("for host h2" in failure.text for failure in found)
 

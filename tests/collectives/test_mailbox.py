@@ -21,10 +21,10 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     WorkerDied,
 )
-from nanotf.sagemaker.smp.mailboxes.letters import Report, Wait
+from nanotf.sagemaker.smp.mailboxes.letters import MailboxWait, WaitReport
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import mailboxes
-from nanotf.sagemaker.smp.mailboxes.waits import Watch, stuck
+from nanotf.sagemaker.smp.mailboxes.waits import RankReports, stuck
 
 MANY = 400  # letters; far more than any system's queue of datagrams holds
 
@@ -205,9 +205,9 @@ def _report(
     received: int = 0,
     cpu: float = 0.0,
     is_busy: bool = False,
-) -> Report:
-    wait = Wait(rank, source, "receive")
-    return Report(rank, (wait,), (sent, sent), (received, received), cpu, is_busy)
+) -> WaitReport:
+    wait = MailboxWait(rank, source, "receive")
+    return WaitReport(rank, (wait,), (sent, sent), (received, received), cpu, is_busy)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def _report(
 )
 def test_who_is_stuck(change: Callable[[int], dict[str, Any]], is_stuck: bool) -> None:
     now = 0.0
-    watch = Watch(lambda: now)
+    watch = RankReports(lambda: now)
     for second in range(6):
         now = float(second)
         watch.note(_report(0, 1))
@@ -233,15 +233,15 @@ def test_who_is_stuck(change: Callable[[int], dict[str, Any]], is_stuck: bool) -
 
 
 def test_a_rank_with_a_wait_that_can_end_is_not_stuck() -> None:
-    two = Report(1, (Wait(0, 0, "x"), Wait(1, 2, "y")), (0, 0, 0), (0, 0, 0), 0.0)
-    one = Report(0, (Wait(0, 1, "z"),), (0, 0, 0), (0, 0, 0), 0.0)
+    two = WaitReport(1, (MailboxWait(0, 0, "x"), MailboxWait(1, 2, "y")), (0, 0, 0), (0, 0, 0), 0.0)
+    one = WaitReport(0, (MailboxWait(0, 1, "z"),), (0, 0, 0), (0, 0, 0), 0.0)
     assert stuck({0: one, 1: two}) == {}  # rank 2 computes
     assert list(stuck({0: one, 1: replace(two, waits=two.waits[:1])})) == [0, 1]
 
 
 def test_a_long_wait_is_named_once() -> None:
     now, texts = 0.0, []
-    watch = Watch(lambda: now)
+    watch = RankReports(lambda: now)
     for second in range(15):
         now = float(second)
         watch.note(_report(0, 1))

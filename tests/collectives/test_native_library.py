@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from nanotf.collectives import build, create_group, layout, native_library, native_status, rule_out
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 
@@ -97,11 +97,11 @@ def test_build_without_a_compiler(monkeypatch, capsys, tmp_path):
 @needs_native
 def test_a_call_on_a_group_that_is_closed():
     failure = layout.RawFailure()
-    call = native_library.Call(1, b"x" * 5000, b"", None, 0)
+    call = native_library.NanotfCall(1, b"x" * 5000, b"", None, 0)
     library = native_library.load()
     assert library.nanotf_barrier(12345, call, failure) == 1
     found = failure.unpacked()
-    assert (found.kind, found.rank, found.missing) == (Kind.MISUSED, -1, ())
+    assert (found.kind, found.rank, found.missing) == (FailureKind.MISUSED, -1, ())
     assert found.message == (
         "nanotf collective: the group is closed in this process. Trace the function again with "
         "the present group."
@@ -111,7 +111,7 @@ def test_a_call_on_a_group_that_is_closed():
 
 def test_a_failure_in_shared_memory():
     last = layout.MAX_SIZE - 1
-    failure = Failure(Kind.EXPIRED, 7, "rank 7 waited", "raise it", (0, 31, 32, last))
+    failure = Failure(FailureKind.EXPIRED, 7, "rank 7 waited", "raise it", (0, 31, 32, last))
     assert layout.RawFailure.of(failure).unpacked() == failure
-    long = layout.RawFailure.of(Failure(Kind.ABORTED, -1, "x" * 5000, "y" * 5000))
-    assert long.unpacked() == Failure(Kind.ABORTED, -1, "x" * 1651, "y" * 255)
+    long = layout.RawFailure.of(Failure(FailureKind.ABORTED, -1, "x" * 5000, "y" * 5000))
+    assert long.unpacked() == Failure(FailureKind.ABORTED, -1, "x" * 1651, "y" * 255)

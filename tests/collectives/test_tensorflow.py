@@ -8,7 +8,7 @@ import pytest
 from collective_runner import run_ranks, values
 
 from nanotf.collectives import create_group, native_status
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 RANKS = "collective_tf_ranks"
 pytestmark = pytest.mark.skipif(
@@ -38,8 +38,10 @@ def test_everything(implementation, size):
     with create_group(size, implementation=implementation, deadline=120) as owner:
         per_rank = values(run_ranks(owner, Lazily("everything"), deadline=240))
     for rank, (*different, aborted) in enumerate(per_rank):
-        assert {(f.kind, f.rank, f.missing) for f in different} == {(Kind.DIFFERENT, rank, ())}
-        assert aborted == Failure(Kind.ABORTED, size - 1, "enough")
+        assert {(f.kind, f.rank, f.missing) for f in different} == {
+            (FailureKind.DIFFERENT, rank, ())
+        }
+        assert aborted == Failure(FailureKind.ABORTED, size - 1, "enough")
     assert len({tuple(failure.text for failure in failures) for failures in per_rank}) == 1
     eager, traced, many, _ = per_rank[0]
     for failure in (eager, traced):
@@ -56,7 +58,7 @@ def test_a_rank_that_raises():
         first, second = run_ranks(owner, Lazily("rank_that_raises"), deadline=120)
     assert second.error == "RuntimeError: a user's error"
     (failure,) = values([first])
-    assert (failure.kind, failure.rank, failure.missing) == (Kind.LOST, 0, (1,))
+    assert (failure.kind, failure.rank, failure.missing) == (FailureKind.LOST, 0, (1,))
     text = failure.message
     assert text.startswith("nanotf collective: rank 1 (process ")
     assert " ended while rank 0 waited for it in all_reduce(sum) of float32[100000]" in text

@@ -10,7 +10,7 @@ import tensorflow as tf
 from nanotf.errors import UndividedError
 from nanotf.shipping.data.streams import Coming
 from nanotf.worker import run_ahead
-from nanotf.worker.run_ahead import Ahead
+from nanotf.worker.run_ahead import RunAhead
 
 
 class Numbers(Coming):
@@ -37,7 +37,7 @@ class Loop:
     def __init__(
         self, size: int, result: Any = None, whole: int = 10**6, tells: bool = True
     ) -> None:
-        self.ahead = Ahead()
+        self.ahead = RunAhead()
         self.sum = tf.Variable(0)
         self.executions: list[int] = []
         self.traces: list[bool] = []  # of steps, whether their batch is whole

@@ -849,7 +849,7 @@ def test_attributes_of_wrapped_dicts() -> None:
 
 def heap_of(value: Any) -> Any:
     """Returns the unpickled copy of a heap that holds a value."""
-    data, _ = heap.dump({"A value": value}, heap.Pickler)
+    data, _ = heap.dump({"A value": value}, heap.HeapPickler)
     return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 

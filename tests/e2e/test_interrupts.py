@@ -184,16 +184,20 @@ class _Looking(tf.keras.callbacks.Callback):
 
 # Steps between the workers' report of an epoch's end and their next epoch, in this order.
 MOMENTS = [
-    (state.State, "load"),
+    (state.SharedVariables, "load"),
     (callbacks.ParentCallbacks, "call"),
     (_Looking, "on_epoch_end"),
     (tf.keras.callbacks.History, "on_epoch_end"),
     (dict, "setdefault"),  # `History` has recorded one name and not yet the next
     (fit_call.FitCall, "_tell_data"),
     (fit_call.FitCall, "_changes"),
-    (state.State, "differs"),
+    (state.SharedVariables, "differs"),
 ]
-ONLY_WITH_USERS = [(state.State, "load"), (_Looking, "on_epoch_end"), (state.State, "differs")]
+ONLY_WITH_USERS = [
+    (state.SharedVariables, "load"),
+    (_Looking, "on_epoch_end"),
+    (state.SharedVariables, "differs"),
+]
 
 
 class _Interrupted(dict[str, Any]):

@@ -24,9 +24,9 @@ from waiting import wait_until
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.estimator import TensorFlow
 from nanotf.sagemaker.jobs import follow, launch, record
-from nanotf.sagemaker.jobs.data_channels import Channel
-from nanotf.sagemaker.jobs.record import JobFolder, Request
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.data_channels import DataChannel
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
+from nanotf.sagemaker.jobs.source import SourceCode
 
 pytestmark = pytest.mark.own_pool
 
@@ -80,8 +80,8 @@ def _write(folder: pathlib.Path, source: str) -> str:
 
 def _waiting(folder: pathlib.Path, name: str = "a", **changes: Any) -> JobFolder:
     """Starts a job that waits for the file `gate`; returns once its script has begun."""
-    source = Source(_write(folder, WAITING))
-    request = Request(name, source, environment={"GATE": str(folder / "gate")}, **changes)
+    source = SourceCode(_write(folder, WAITING))
+    request = JobRequest(name, source, environment={"GATE": str(folder / "gate")}, **changes)
     job = launch.start(request, folder / "jobs")
     wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins")
     return job
@@ -179,7 +179,7 @@ time.sleep(600)
 
 
 def test_a_killed_supervisor_leaves_no_children_of_the_script(folder: pathlib.Path) -> None:
-    request = Request("a", Source(_write(folder, CHILDREN)))
+    request = JobRequest("a", SourceCode(_write(folder, CHILDREN)))
     job = launch.start(request, folder / "jobs")
     wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins")
     child = _script_pid(job)
@@ -222,7 +222,7 @@ def test_modules_named_as_the_librarys(processes: str | None, folder: pathlib.Pa
     (code / "train.py").write_text("import sys\nprint('script', len(sys.argv))")
     if processes:
         (code / "train.py").write_text(WITH_WORKERS)
-    request = Request("a", Source("train.py", str(code)), num_processes=processes)
+    request = JobRequest("a", SourceCode("train.py", str(code)), num_processes=processes)
     job = launch.start(request, folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Completed", follow.LogReader(job).read()
@@ -300,7 +300,7 @@ def test_a_script_that_fails(own: bool, folder: pathlib.Path) -> None:
 
 def test_a_script_killed_by_the_kernel(folder: pathlib.Path) -> None:
     script = _write(folder, "import os; os.kill(os.getpid(), 9)")
-    state = follow.wait(launch.start(Request("a", Source(script)), folder / "jobs"))
+    state = follow.wait(launch.start(JobRequest("a", SourceCode(script)), folder / "jobs"))
     assert state.exit_codes == {"algo-1": 137}
     reason = str(state.failure_reason)
     assert 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' in reason
@@ -380,9 +380,9 @@ def test_checkpoints_are_kept_for_the_next_job(folder: pathlib.Path) -> None:
     file.write_text(str(count))
     print("count", count)
     """
-    script, kept = Source(_write(folder, source)), str(folder / "kept")
+    script, kept = SourceCode(_write(folder, source)), str(folder / "kept")
     for name, count in (("a", 1), ("b", 2)):
-        job = launch.start(Request(name, script, checkpoints=kept), folder / "jobs")
+        job = launch.start(JobRequest(name, script, checkpoints=kept), folder / "jobs")
         assert follow.wait(job).status == "Completed"
         assert follow.LogReader(job).read() == f"count {count}\n"
 
@@ -420,9 +420,9 @@ def test_remote_data_checkpoints_and_results(folder: pathlib.Path) -> None:
 def test_data_that_are_not_there(folder: pathlib.Path) -> None:
     """Remote storage is first asked by the job."""
     pytest.importorskip("fsspec")
-    channel = Channel("train", f"local://{folder}/nothing")
-    script = Source(_write(folder, "print('never')"))
-    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    channel = DataChannel("train", f"local://{folder}/nothing")
+    script = SourceCode(_write(folder, "print('never')"))
+    job = launch.start(JobRequest("a", script, channels=(channel,)), folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Failed"
     assert str(state.failure_reason).startswith("The data must exist. Received: local://")
@@ -442,9 +442,9 @@ for epoch in range(2):
 
 def test_pipe_mode(folder: pathlib.Path) -> None:
     """A feeder writes each epoch of the channel; it ends with the job."""
-    channel = Channel("train", str(folder / "data"), "Pipe")
-    script = Source(_write(folder, PIPES))
-    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    channel = DataChannel("train", str(folder / "data"), "Pipe")
+    script = SourceCode(_write(folder, PIPES))
+    job = launch.start(JobRequest("a", script, channels=(channel,)), folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Completed", state.failure_reason
     assert follow.LogReader(job).read() == "epoch 0 ['x']\nepoch 1 ['x']\n"
@@ -452,9 +452,9 @@ def test_pipe_mode(folder: pathlib.Path) -> None:
 
 def test_a_feeder_that_fails(folder: pathlib.Path) -> None:
     """The script would wait for data until its time is up."""
-    channel = Channel("train", str(folder / "data"), "Pipe", compression="Gzip")
-    script = Source(_write(folder, PIPES))
-    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    channel = DataChannel("train", str(folder / "data"), "Pipe", compression="Gzip")
+    script = SourceCode(_write(folder, PIPES))
+    job = launch.start(JobRequest("a", script, channels=(channel,)), folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Failed"
     assert "nanotf.data.feed" in str(state.failure_reason)
@@ -463,7 +463,7 @@ def test_a_feeder_that_fails(folder: pathlib.Path) -> None:
 def test_shell_scripts(folder: pathlib.Path) -> None:
     script = folder / "train.sh"
     script.write_text('#!/bin/sh\necho "$SM_HP_A" "$@"\n')
-    job = launch.start(Request("a", Source(str(script)), {"a": "x y"}), folder / "jobs")
+    job = launch.start(JobRequest("a", SourceCode(str(script)), {"a": "x y"}), folder / "jobs")
     assert follow.wait(job).status == "Completed"
     assert follow.LogReader(job).read() == "x y -a x y\n"
 
@@ -490,8 +490,8 @@ model.save(job.model_dir / "model.keras")
 
 def test_workers_of_two_hosts(folder: pathlib.Path) -> None:
     """Simulated ones, on this machine. Each worker has a log of its own."""
-    source = Source(_write(folder, TRAINING))
-    request = Request("a", source, {"epochs": 2}, num_processes="1", instances=2)
+    source = SourceCode(_write(folder, TRAINING))
+    request = JobRequest("a", source, {"epochs": 2}, num_processes="1", instances=2)
     job = launch.start(request, folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Completed", state.failure_reason
@@ -516,7 +516,7 @@ def test_a_host_that_dies(folder: pathlib.Path) -> None:
     if nanotf.job().is_chief:
         signal.pause()
     """
-    request = Request("a", Source(_write(folder, source)), num_processes="1", instances=2)
+    request = JobRequest("a", SourceCode(_write(folder, source)), num_processes="1", instances=2)
     job = launch.start(request, folder / "jobs")
     wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins", SECONDS)
     supervisor = psutil.Process(job.read_state().owner.pid)
@@ -551,7 +551,7 @@ def test_requirements_are_installed_for_the_job_alone(folder: pathlib.Path) -> N
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{about}/WHEEL", tag)
         wheel.writestr(f"{about}/RECORD", "")
-    request = Request("a", Source("train.py", str(code)))
+    request = JobRequest("a", SourceCode("train.py", str(code)))
     job = launch.start(request, folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Completed", job.supervisor_log.read_text()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from nanotf import smp
 from nanotf.sagemaker.smp import cut, piece_times, runtime
-from nanotf.sagemaker.smp.trace import Traced, trace
+from nanotf.sagemaker.smp.trace import TracedCall, trace
 
 L = tf.keras.layers
 
@@ -22,7 +22,7 @@ def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def _traced(model: Any, rows: int | None) -> Traced:
+def _traced(model: Any, rows: int | None) -> TracedCall:
     def call(x: Any) -> Any:
         return model(x, training=True)
 
@@ -30,7 +30,7 @@ def _traced(model: Any, rows: int | None) -> Traced:
     return trace(call, [spec], lambda make, **options: make(**options))
 
 
-def _layers(traced: Traced) -> list[list[Any]]:
+def _layers(traced: TracedCall) -> list[list[Any]]:
     """Returns the operations of each layer, without those that belong to no piece."""
     free = cut.everywhere(traced)
     operations = {op.name: op for op in traced.operations if op.name not in free}

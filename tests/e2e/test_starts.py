@@ -152,7 +152,7 @@ def test_the_system_allows_no_further_process(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_call_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With on_error="return" the results come all the same, whatever has ended the call."""
-    send = items.IndependentPool.send_to
+    send = items.ItemPool.send_to
     sent: list[int] = []
 
     def failing(self: Any, rank: int, *more: Any) -> None:
@@ -162,7 +162,7 @@ def test_the_call_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         send(self, rank, *more)
 
     nanotf.map(_double, [0], 1)
-    monkeypatch.setattr(items.IndependentPool, "send_to", failing)
+    monkeypatch.setattr(items.ItemPool, "send_to", failing)
     found = nanotf.map(_double, range(4), 1, on_error="return")
     assert _as_numbers(found) == [0.0, 2.0, nanotf.errors.NanoError, nanotf.errors.NanoError]
     monkeypatch.undo()

@@ -557,7 +557,7 @@ def test_outlines_of_unlike_objects() -> None:
     def outline(held: Any) -> str:
         vars(layer)["held"] = held  # not tracked by Keras, whose own lists would change, too
         nonlocal numbered
-        _, pickler = heap.dump({"The model": model}, heap.Pickler)
+        _, pickler = heap.dump({"The model": model}, heap.HeapPickler)
         numbered = pickler.numbered
         text: str = pickler.outline()
         return text

@@ -409,7 +409,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
         self._check_time()
 
     monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
-    monkeypatch.setattr(timed_fits.Trial, "look", look)
+    monkeypatch.setattr(timed_fits.TimedFit, "look", look)
     monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 100.0)
     monkeypatch.setattr(timed_fits, "START_UP", 0.0)
     tried: list[int] = []
@@ -506,8 +506,8 @@ def test_a_measurement_that_is_cut_short_counts(
             raise timed_fits.OutOfTime("enough")
         return stock(self, workers)
 
-    stock = timed_fits.Trial.run
-    monkeypatch.setattr(timed_fits.Trial, "run", run)
+    stock = timed_fits.TimedFit.run
+    monkeypatch.setattr(timed_fits.TimedFit, "run", run)
     monkeypatch.setattr(timed_fits, "MEASURED_SECONDS", 1000.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)

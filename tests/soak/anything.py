@@ -30,8 +30,8 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.errors import NanoError
 from nanotf.keras import nano
 from nanotf.sagemaker.jobs import follow, launch, record
-from nanotf.sagemaker.jobs.record import Request
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobRequest
+from nanotf.sagemaker.jobs.source import SourceCode
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 _EVERY = 0.05  # s, between looks for a process to kill
@@ -209,8 +209,8 @@ _job: list[Any] = []
 def job(folder: pathlib.Path, instances: int = 1) -> Any:
     (folder / "train.py").write_text(TRAIN)
     name = record.make_name("a")
-    source = Source(str(folder / "train.py"))
-    request = Request(name, source, num_processes=str(2 // instances), instances=instances)
+    source = SourceCode(str(folder / "train.py"))
+    request = JobRequest(name, source, num_processes=str(2 // instances), instances=instances)
     _job[:] = [launch.start(request, folder / "jobs")]
     state = follow.wait(_job[0])
     if state.status != record.COMPLETED:

@@ -25,8 +25,8 @@ from nanotf.parent.resume.resumption import Resumption
 from nanotf.parent.resume.store import OWN, Folder
 from nanotf.pool.hosts import secret
 from nanotf.sagemaker.jobs import follow, hyperparameters, metrics, record, script_variables
-from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
+from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.sagemaker.pipes import scanning
 from nanotf.sagemaker.pipes.pipe_files import take_index
@@ -141,7 +141,7 @@ def _of_file(path: pathlib.Path, valid: bytes, read: Callable[[pathlib.Path], ob
 
 def _shell_state() -> str:
     options = shell_state.Options()
-    return shell_state.State(options, {"TF_X": "1"}, {"TF_X": None}).dump()
+    return shell_state.ShellState(options, {"TF_X": "1"}, {"TF_X": None}).dump()
 
 
 def _read_shell_state(path: pathlib.Path) -> object:
@@ -222,8 +222,8 @@ def _signed(content: bytes) -> bytes:
 def _of_jobs(folder: pathlib.Path) -> list[Reader]:
     found = JobFolder(folder / "a")
     found.path.mkdir(parents=True)
-    found.write_state(State(record.IN_PROGRESS, "Training", Owner.this_process(), record.now()))
-    found.write_request(Request("a", Source("train.py"), {"lr": 0.1}, num_processes="2"))
+    found.write_state(JobState(record.IN_PROGRESS, "Training", Owner.this_process(), record.now()))
+    found.write_request(JobRequest("a", SourceCode("train.py"), {"lr": 0.1}, num_processes="2"))
     line = {"name": "loss", "value": 0.5, "time": record.now(), "host": "algo-1"}
     found.metrics.write_text(f"{json.dumps(line)}\n" * 3)
     tree = Tree(folder / "tree")

@@ -80,7 +80,7 @@ def choose(
         return _say(given, f"no trial, 1 process: {why_not}", 1)
     with timed_fits.unchanged(model):
         try:
-            trial = timed_fits.Trial(model, timed_fits.shortened(FitArguments.of(given)), 1)
+            trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), 1)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
@@ -166,12 +166,12 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
 
 
 # ---------------------------------------------------------------------------------- the job
-def _steps_of_job(trial: timed_fits.Trial, arguments: FitArguments) -> int | None:
+def _steps_of_job(trial: timed_fits.TimedFit, arguments: FitArguments) -> int | None:
     each = arguments.steps_per_epoch or trial.data.steps
     return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
 
 
-def key_of(trial: timed_fits.Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
+def key_of(trial: timed_fits.TimedFit, plans: Mapping[int, topology.Plan], transport: str) -> str:
     """Returns a hash of everything that decides the times: model, cores, versions and more."""
     tf = require_tensorflow()
     train = trial.data.train

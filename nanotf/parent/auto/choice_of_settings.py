@@ -129,7 +129,7 @@ def choose(
     transport = check_transport(transport)
     with timed_fits.unchanged(model):
         try:
-            trial = timed_fits.Trial(model, timed_fits.shortened(FitArguments.of(given)), number)
+            trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), number)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial: {error}", ())
         key = step_key.digest_of(choice.key_of(trial, {number: plan}, transport), tuple(tune))
@@ -160,7 +160,11 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
 
 
 def _tried(
-    trial: timed_fits.Trial, tune: Sequence[str], number: int, plan: topology.Plan, transport: str
+    trial: timed_fits.TimedFit,
+    tune: Sequence[str],
+    number: int,
+    plan: topology.Plan,
+    transport: str,
 ) -> list[Measured]:
     """Measures the model as it is, and each setting on top of those kept before it."""
     model, arguments = trial.model, trial.arguments
@@ -180,7 +184,7 @@ def _tried(
                 continue
             try:
                 with applied(model, settings):
-                    one = timed_fits.Trial(model, arguments, number, budget)
+                    one = timed_fits.TimedFit(model, arguments, number, budget)
                     found = timed_fits.measure(one, number, plan, transport, budget)
             # A setting may break the user's code, such as float32 constants in a bfloat16 model.
             except Exception as error:

@@ -180,7 +180,7 @@ class Budget:
         return self.seconds - self.spent()
 
 
-class Trial(fit_call.FitCall):
+class TimedFit(fit_call.FitCall):
     """A `fit` of a few steps whose results are discarded.
 
     Args:
@@ -204,13 +204,13 @@ class Trial(fit_call.FitCall):
         self.executions = self.epochs = 1
         self.budget = budget
 
-    def again(self, size: int, executions: int, epochs: int, budget: Budget) -> Trial:
+    def again(self, size: int, executions: int, epochs: int, budget: Budget) -> TimedFit:
         """Returns another trial of the same model and data."""
-        made = Trial(self.model, self.arguments, size, budget)
+        made = TimedFit(self.model, self.arguments, size, budget)
         made.executions, made.epochs = executions, epochs
         return made
 
-    def job(self) -> orders.FitJob:
+    def job(self) -> orders.FitOrder:
         steps = self.executions * self.steps_per_execution
         if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
             steps = min(steps, self.data.steps)
@@ -248,7 +248,7 @@ class Trial(fit_call.FitCall):
 
 
 def tried(
-    trial: Trial,
+    trial: TimedFit,
     plans: Mapping[int, topology.Plan],
     transport: str,
     budget: Budget,
@@ -300,7 +300,7 @@ def tried(
 
 
 def measure(
-    trial: Trial, number: int, plan: topology.Plan, transport: str, budget: Budget
+    trial: TimedFit, number: int, plan: topology.Plan, transport: str, budget: Budget
 ) -> Measured:
     if number == 1:
         return _measure_here(trial, budget)
@@ -308,7 +308,7 @@ def measure(
 
 
 def _measure_workers(
-    trial: Trial, number: int, plan: topology.Plan, transport: str, budget: Budget
+    trial: TimedFit, number: int, plan: topology.Plan, transport: str, budget: Budget
 ) -> Measured:
     # The first step is traced; the second tells how many fit into the time.
     first = trial.again(number, 1, 2, budget)
@@ -327,7 +327,7 @@ def _measure_workers(
     return Measured(number, seconds / trial.steps_per_execution, start_up)
 
 
-def _measure_here(trial: Trial, budget: Budget) -> Measured:
+def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
     """Measures one process by training a copy of the model in this process.
 
     A step cannot be stopped here, but it takes as long in a plain `fit`.
@@ -372,7 +372,7 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
     return Measured(1, found / each)
 
 
-def _seconds_per_execution(first: Trial, workers: pool.Pool, budget: Budget) -> float:
+def _seconds_per_execution(first: TimedFit, workers: pool.Pool, budget: Budget) -> float:
     """Measures more executions if there is time for them; otherwise uses the second one."""
     began, ended, calls = first.step_times()[-1]
     seconds = timeline.NS * (ended - began) / calls

@@ -23,10 +23,10 @@ from nanotf.parent.reading.passes import Resume
 from nanotf.parent.resume import checks
 from nanotf.parent.resume.moments import Moment, read_all
 from nanotf.parent.resume.resumption import Resumption
-from nanotf.parent.resume.writer import Checkpointing
+from nanotf.parent.resume.writer import CheckpointWriter
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import orders
-from nanotf.shipping.state import State, StateLayout
+from nanotf.shipping.state import SharedVariables, StateLayout
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -67,11 +67,11 @@ class FitCall(ModelCall):
         # Where the next workers begin; kept where restarts are allowed or checkpoints written.
         self.last = None if self.resumption is None else self.resumption.moment
         self.continues = self.last is not None  # not from the beginning
-        self.checkpoints: Checkpointing | None = None
+        self.checkpoints: CheckpointWriter | None = None
         self.epoch = 0
         self._asked = False  # whether the workers were asked to pause
         if self.resumption is not None:
-            self.checkpoints = Checkpointing(self, self.resumption)
+            self.checkpoints = CheckpointWriter(self, self.resumption)
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
@@ -130,7 +130,7 @@ class FitCall(ModelCall):
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
         variables = keras_names.metric_state(self.model)
-        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
+        self.metrics = SharedVariables(self.metrics_layout, blocks[self.metrics_block], variables)
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
         if not self.continues:
             self.state.store(self.turn)
@@ -210,7 +210,7 @@ class FitCall(ModelCall):
         if self.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
 
-    def job(self) -> orders.FitJob:
+    def job(self) -> orders.FitOrder:
         a = self.arguments
         attributes = keras_names.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)
@@ -226,7 +226,7 @@ class FitCall(ModelCall):
                 self.unreset = {}  # they were reset at the begin of the second epoch
             if stop:  # no further epoch, only Keras's work at the end of training
                 epochs, stop = epoch, False
-        return orders.FitJob(
+        return orders.FitOrder(
             **self.common(),
             train=self.data.train,
             validation=self.data.validation,

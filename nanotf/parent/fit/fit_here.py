@@ -19,7 +19,7 @@ from nanotf.parent.fit.fit_call import FitCall
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.resume.moments import Moment, read_all, write_all
 from nanotf.parent.resume.resumption import finished
-from nanotf.parent.resume.writer import Checkpointing
+from nanotf.parent.resume.writer import CheckpointWriter
 from nanotf.shipping.data import inputs, streams
 
 
@@ -48,7 +48,7 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
         return one_process.fit(keras_fit, (), _arguments(call, checkpoints), hint)
 
 
-def _arguments(call: FitCall, checkpoints: Checkpointing) -> dict[str, Any]:
+def _arguments(call: FitCall, checkpoints: CheckpointWriter) -> dict[str, Any]:
     """Returns the arguments of Keras's `fit`, and brings the model to where training continues."""
     resumption = checkpoints.resumption
     a, last = call.arguments, call.last
@@ -130,7 +130,7 @@ def _dataset_of(read: Any, train: Any) -> Any:
 class _Run:
     """The work for checkpoints at the hooks of Keras's loop; see `_list_class`."""
 
-    def __init__(self, call: FitCall, checkpoints: Checkpointing) -> None:
+    def __init__(self, call: FitCall, checkpoints: CheckpointWriter) -> None:
         self.call, self.checkpoints = call, checkpoints
         self.resumption = checkpoints.resumption
         self.epoch = self.step = 0  # of the step that ended last
@@ -201,7 +201,7 @@ def _list_class() -> Any:
     """
     base: Any = keras_names.callback_list_class()
 
-    class Checkpointing(base):  # type: ignore[misc]
+    class ResumedCallbackList(base):  # type: ignore[misc]
         def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
             self._nanotf = run
             super().__init__(callbacks, add_history=True, **options)
@@ -244,10 +244,10 @@ def _list_class() -> Any:
             super().on_train_end(logs)
             self._nanotf.end(logs)
 
-    return Checkpointing
+    return ResumedCallbackList
 
 
-def _callbacks(call: FitCall, checkpoints: Checkpointing) -> Any:
+def _callbacks(call: FitCall, checkpoints: CheckpointWriter) -> Any:
     """Returns the callback list for Keras's `fit`."""
     a, verbose = call.arguments, call.arguments.verbose
     if verbose == "auto":

@@ -11,12 +11,12 @@ from typing import Any
 
 from nanotf.errors import CollectiveError
 from nanotf.wire import messages
-from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.failures import Failure, FailureKind
 
 STUCK_LOOKS = 10  # looks without progress before ranks count as diverged
 
 
-class Partings:
+class DivergenceDetector:
     """Detector of diverged ranks in one call.
 
     Args:
@@ -58,7 +58,7 @@ class Partings:
 
     def explain(self, rank: int, failure: Failure) -> CollectiveError | None:
         """Returns the error for a collective that failed; None if the ranks have not diverged."""
-        if failure.kind not in (Kind.DIFFERENT, Kind.EXPIRED):
+        if failure.kind not in (FailureKind.DIFFERENT, FailureKind.EXPIRED):
             return None
         return self.error(f"in rank {rank} a collective failed: {failure.text}")
 

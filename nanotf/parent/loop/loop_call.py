@@ -38,8 +38,8 @@ from nanotf.errors import (
 )
 from nanotf.machine import processor
 from nanotf.parent import calls
-from nanotf.parent.loop.divergence import Partings
-from nanotf.parent.loop.loop_data import OnePass, Source
+from nanotf.parent.loop.divergence import DivergenceDetector
+from nanotf.parent.loop.loop_data import LoopSource, OnePass
 from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
@@ -50,7 +50,7 @@ from nanotf.region import context, recording, replica_check
 from nanotf.shipping import orders, summaries
 from nanotf.shipping.data import streams
 from nanotf.shipping.objects import attributes, identities, mutables, programs, whole
-from nanotf.shipping.state import State, StateLayout
+from nanotf.shipping.state import SharedVariables, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -212,7 +212,7 @@ class _LoopCall(calls.Call):
         self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
-        self.sources = [Source(data) for data in self.manifest.data]
+        self.sources = [LoopSource(data) for data in self.manifest.data]
         self._check_sources()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.numbered)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
@@ -271,22 +271,22 @@ class _LoopCall(calls.Call):
 
     def begin(self) -> list[Block]:
         self.returned: Delivery | None = None
-        self.partings = Partings(self.name, self.size)
+        self.partings = DivergenceDetector(self.name, self.size)
         # By number; a pass over a dataset is a stream of its own.
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
-        self._passes: list[tuple[Source, OnePass, streams.StreamWriter]] = []
+        self._passes: list[tuple[LoopSource, OnePass, streams.StreamWriter]] = []
         blocks = [self.workers.state_block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
             self.packer.write(blocks[1])
-        self.state = State(self.layout, blocks[0], self.variables)
+        self.state = SharedVariables(self.layout, blocks[0], self.variables)
         self.state.store(0)
         return blocks
 
-    def job(self) -> orders.LoopJob:
-        return orders.LoopJob(
+    def job(self) -> orders.LoopOrder:
+        return orders.LoopOrder(
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
@@ -344,7 +344,7 @@ class _LoopCall(calls.Call):
     def look(self, ended: set[int]) -> None:
         self.partings.look(self.workers.group, ended)
 
-    def failure(self, message: messages.JobFailed) -> BaseException:
+    def failure(self, message: messages.OrderFailed) -> BaseException:
         self.manifest.forget()
         error = super().failure(message)
         parted = self._parted(message, error.__cause__)
@@ -354,7 +354,7 @@ class _LoopCall(calls.Call):
         return parted
 
     def _parted(
-        self, message: messages.JobFailed, original: BaseException | None
+        self, message: messages.OrderFailed, original: BaseException | None
     ) -> CollectiveError | None:
         """Returns the error for diverged ranks, if that is why one has failed."""
         if message.failure is not None:
@@ -381,7 +381,7 @@ class _LoopCall(calls.Call):
                 continue
             if isinstance(message, messages.Reached):
                 self.hear(message)
-            if isinstance(message, (messages.Reached, messages.JobFailed, messages.JobDone)):
+            if isinstance(message, (messages.Reached, messages.OrderFailed, messages.OrderDone)):
                 told.add(rank)
 
     def collect(self) -> None:

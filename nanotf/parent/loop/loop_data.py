@@ -18,7 +18,7 @@ from nanotf.shipping import orders
 from nanotf.shipping.data import streams
 
 
-class Source:
+class LoopSource:
     """A dataset, iterator or generator of the user's, whose batches are handed out.
 
     Args:

@@ -21,7 +21,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import calls
 from nanotf.pool import interrupts, warm
-from nanotf.pool.items import Cancelled, Ended, IndependentPool, Joined, NotStarted
+from nanotf.pool.items import Cancelled, ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
@@ -38,7 +38,7 @@ GROWTH_LIMIT = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Parcel:
+class PackedObject:
     """A pickled object, and the arrays that lie beside it.
 
     Args:
@@ -65,8 +65,8 @@ class Task:
     Args:
         name: str, the function's name.
         names: tuple of str, of the function's keyword arguments.
-        function: `Parcel`, a tuple of the function and the values of its keyword arguments.
-        items: sequence of `Parcel`.
+        function: `PackedObject`, a tuple of the function and the values of its keyword arguments.
+        items: sequence of `PackedObject`.
         labels: sequence of str, the items for people.
         seed: int; with an item's index it seeds the item's random numbers.
         state: `ProcessState` of this process, at the call.
@@ -75,8 +75,8 @@ class Task:
 
     name: str
     names: tuple[str, ...]
-    function: Parcel
-    items: Sequence[Parcel]
+    function: PackedObject
+    items: Sequence[PackedObject]
     labels: Sequence[str]
     seed: int
     state: ProcessState
@@ -118,7 +118,7 @@ class Outcome:
     error: Exception | None = None
 
 
-class _Stopped(Exception):
+class _NoMoreWanted(Exception):
     """The user wants no more results."""
 
 
@@ -149,24 +149,24 @@ class ItemRun:
         self._left = len(task.items)
         self._restarts: collections.Counter[int] = collections.Counter()  # by item
         self._running: dict[int, int] = {}  # by rank, the item
-        self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `JobDone`
+        self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `OrderDone`
         self._given: collections.Counter[int] = collections.Counter()  # by rank, of one process
         self._absent: set[int] = set()  # ranks without a worker that could take an item
         self._lost: set[int] = set()  # those of them that get none any more
         self._informed: set[int] = set()  # ranks whose worker has the function
         self._shared: Block | None = None  # the function's arrays
         self._cancelled = threading.Event()  # set by any thread
-        self._pool: IndependentPool | None = None
+        self._pool: ItemPool | None = None
 
     def run(self) -> None:
         """Runs all items; the target of the run's thread."""
         try:
             with warm.pool_for(self.policy.plan, NO_TRANSPORT) as pool:
-                assert isinstance(pool, IndependentPool)
+                assert isinstance(pool, ItemPool)
                 self._pool = pool
                 with explaining_few_descriptors(pool.size):
                     self._run_on(pool)
-        except _Stopped:
+        except _NoMoreWanted:
             self.outcomes.put(None)
         except BaseException as error:  # raised in the thread that waits for outcomes
             self.outcomes.put(error)
@@ -180,7 +180,7 @@ class ItemRun:
             self._pool.cancel()
 
     # ---------------------------------------------------------------------------- the loop
-    def _run_on(self, pool: IndependentPool) -> None:
+    def _run_on(self, pool: ItemPool) -> None:
         pool.usable = False  # until all have ended their items
         try:
             self._shared = self.task.function.block()
@@ -196,16 +196,16 @@ class ItemRun:
         finally:
             self._shared = None
 
-    def _end(self, pool: IndependentPool) -> None:
+    def _end(self, pool: ItemPool) -> None:
         """Leaves the pool to the next call, without this call's function and arrays."""
         pool.settle()
         body = pickling.dumps(orders.ForgetTask())
-        forget = messages.Job(pool.next_job(), body, state=self.task.state)
+        forget = messages.Order(pool.next_job(), body, state=self.task.state)
         for rank in self._informed:
             pool.send_to(rank, forget)
         pool.usable = True
 
-    def _hear(self, pool: IndependentPool) -> None:
+    def _hear(self, pool: ItemPool) -> None:
         """Waits for an event and handles it."""
         try:
             rank, found = pool.event(LOOK_SECONDS)
@@ -217,22 +217,22 @@ class ItemRun:
             self._absent.discard(rank)
         elif isinstance(found, NotStarted):
             self._give_up(pool, rank, found.error)
-        elif isinstance(found, Ended):
+        elif isinstance(found, WorkerGone):
             self._died(pool, rank, found)
         elif isinstance(found, messages.Printed):
             calls.show(found)
         elif isinstance(found, Delivery):
             self._results[rank] = found
-        elif isinstance(found, messages.JobDone):
+        elif isinstance(found, messages.OrderDone):
             self._end_item(rank, self._succeeded(rank, found))
-        elif isinstance(found, messages.JobFailed):
+        elif isinstance(found, messages.OrderFailed):
             index = self._running[rank]
             error = calls.failure_of(pool.workers[rank], found, f"{self._name(index)}: ", index)
             self._end_item(rank, Outcome(index, error=error))
         else:
             assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
 
-    def _succeeded(self, rank: int, done: messages.JobDone) -> Outcome:
+    def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:
         index, arrived = self._running[rank], self._results.pop(rank, None)
         if arrived is None:
             return Outcome(index, done.result)
@@ -250,10 +250,10 @@ class ItemRun:
         return f"Item {index} of {self.task.name} ({self.task.labels[index]})"
 
     # ------------------------------------------------------------------------------- giving
-    def _give_all(self, pool: IndependentPool) -> None:
+    def _give_all(self, pool: ItemPool) -> None:
         """Gives each idle worker an item, or replaces it if it has had enough."""
         if self._cancelled.is_set():
-            raise _Stopped
+            raise _NoMoreWanted
         for rank in range(pool.size):
             if not self._waiting:
                 return
@@ -264,7 +264,7 @@ class ItemRun:
             else:
                 self._give(pool, rank, self._waiting.popleft())
 
-    def _is_worn(self, pool: IndependentPool, rank: int) -> bool:
+    def _is_worn(self, pool: ItemPool, rank: int) -> bool:
         # A new worker takes an item whatever it weighs; else a low limit would replace it forever.
         if not pool.has_worked(rank):
             return False
@@ -275,7 +275,7 @@ class ItemRun:
             return pool.growth_of(rank) > GROWTH_LIMIT
         return limit is not None and pool.memory_of(rank) > limit
 
-    def _give(self, pool: IndependentPool, rank: int, index: int) -> None:
+    def _give(self, pool: ItemPool, rank: int, index: int) -> None:
         item, task = self.task.items[index], None
         blocks = []
         if rank not in self._informed:
@@ -286,12 +286,12 @@ class ItemRun:
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        job = orders.ItemJob(task, item.whole, of_item is not None, seed, self.task.terminal)
+        job = orders.ItemOrder(task, item.whole, of_item is not None, seed, self.task.terminal)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = index
         self._given[rank] += 1
         body, number = pickling.dumps(job), pool.next_job()
-        order = messages.Job(number, body, sizes, self._ends(index), self.task.state)
+        order = messages.Order(number, body, sizes, self._ends(index), self.task.state)
         pool.send_to(rank, order, blocks)
 
     def _ends(self, index: int) -> tuple[int, ...]:
@@ -299,13 +299,13 @@ class ItemRun:
         return ()
 
     # ---------------------------------------------------------------------------- replacing
-    def _replace(self, pool: IndependentPool, rank: int) -> None:
+    def _replace(self, pool: ItemPool, rank: int) -> None:
         self._absent.add(rank)
         self._informed.discard(rank)
         self._given[rank] = 0
         pool.replace(rank)
 
-    def _died(self, pool: IndependentPool, rank: int, ended: Ended) -> None:
+    def _died(self, pool: ItemPool, rank: int, ended: WorkerGone) -> None:
         """Handles the end of a worker: its item is run again, or has failed."""
         if rank in self._absent:
             return
@@ -323,7 +323,7 @@ class ItemRun:
         if self._waiting:
             self._replace(pool, rank)
 
-    def _give_up(self, pool: IndependentPool, rank: int, died: WorkerDied) -> None:
+    def _give_up(self, pool: ItemPool, rank: int, died: WorkerDied) -> None:
         """Handles a worker that cannot be started; without any, the items that wait have failed."""
         self._lost.add(rank)
         if len(self._lost) < pool.size:

@@ -15,7 +15,7 @@ from nanotf.machine import topology
 from nanotf.parent import calls
 from nanotf.parent.map import item_arguments
 from nanotf.parent.map.item_results import Results, progress_bar
-from nanotf.parent.map.item_run import ItemRun, Parcel, Policy, Task
+from nanotf.parent.map.item_run import ItemRun, PackedObject, Policy, Task
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan
 from nanotf.shipping import orders
@@ -190,7 +190,7 @@ def task_of(
     packer, name = Packer(inline=1), item_arguments.name_of(function)
     parts = {f"The function {name}": function}
     parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
-    sent = Parcel(whole.dump(parts, packer, by_value=function), packer)
+    sent = PackedObject(whole.dump(parts, packer, by_value=function), packer)
     parcels = [_parcel(f"Item {index}", item) for index, item in enumerate(items)]
     return Task(
         name,
@@ -204,6 +204,6 @@ def task_of(
     )
 
 
-def _parcel(what: str, item: Any) -> Parcel:
+def _parcel(what: str, item: Any) -> PackedObject:
     packer = Packer()
-    return Parcel(whole.dump({what: item}, packer), packer)
+    return PackedObject(whole.dump({what: item}, packer), packer)

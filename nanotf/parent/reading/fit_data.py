@@ -386,7 +386,7 @@ class Stream:
         may_differ: bool, see `streams.StreamInput`.
     """
 
-    data: streams.Epochs
+    data: streams.EpochsToRead
     signature: Any
     trains: bool = False
     ahead: bool = False

@@ -2,7 +2,7 @@
 
     Keras's loop, here or in a stream's thread          readers
       `ReadAhead[position]`                               `dataset[index]`
-        `Source.batch`: requests the next batches   ->
+        `DatasetToRead.batch`: requests the next batches   ->
         waits for its own                           <-
 
 Keras gets a `PyDataset` (Keras 2: `Sequence`) of nanotf's in place of the user's: `ReadAhead`. So
@@ -30,7 +30,7 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import WorkerError, catchable_as
-from nanotf.pool.readers import Batch, Published, ReaderPool
+from nanotf.pool.readers import Published, ReadBatch, ReaderPool
 from nanotf.shipping.data import datasets
 from nanotf.wire import reader_messages
 
@@ -39,7 +39,7 @@ BATCHES_AHEAD = 2  # for each reader
 _now = time.monotonic
 
 
-class Source:
+class DatasetToRead:
     """A dataset that readers read.
 
     Args:
@@ -66,13 +66,13 @@ class Source:
         self._pool, self._note = pool, note
         self.failure: BaseException | None = None
         self._lock = threading.Lock()  # a dropped iterator of TensorFlow's may still read
-        self._snapshot: datasets.Snapshot | None = None
+        self._snapshot: datasets.DatasetSnapshot | None = None
         self._may_differ = True  # whether the user's object may differ from the snapshot
         self._epoch = 0  # how many have ended
         self._turn = -1  # of the pass, in its epoch
         self._pass = reader_messages.BEFORE
         self._order: range | list[int] | None = range(0)  # None: all positions
-        self._window: dict[int, concurrent.futures.Future[Batch]] = {}  # by position
+        self._window: dict[int, concurrent.futures.Future[ReadBatch]] = {}  # by position
         self._returned = 0.0  # when the last batch was
         self.open()
 
@@ -122,7 +122,7 @@ class Source:
         self._returned = ended
         return found
 
-    def _requested(self, position: int) -> tuple[int, concurrent.futures.Future[Batch]]:
+    def _requested(self, position: int) -> tuple[int, concurrent.futures.Future[ReadBatch]]:
         pool = self._pool()
         if self._looks_left is None:
             looks, size = generation().batches_looked_at(), self.size()
@@ -148,7 +148,7 @@ class Source:
     def _begin_pass(self) -> None:
         self._forget_window()
         self._turn += 1
-        self._pass = reader_messages.Moment(self._epoch, self._turn)
+        self._pass = reader_messages.ReadMoment(self._epoch, self._turn)
         self._may_differ = True
         size = self.size()
         if size is not None and self._shuffles:
@@ -176,7 +176,7 @@ class Source:
         state = ProcessState.capture()
         pool.publish(Published(self._number, self._seed, nbytes, blocks, state))
 
-    def _result(self, index: int, future: concurrent.futures.Future[Batch]) -> Any:
+    def _result(self, index: int, future: concurrent.futures.Future[ReadBatch]) -> Any:
         try:
             answer = self._waited(index, future)
             if isinstance(answer.message, reader_messages.BatchFailed):
@@ -186,7 +186,7 @@ class Source:
             raise
         return datasets.unpack_batch(answer.message.body, answer.slot, answer.message.places)
 
-    def _waited(self, index: int, future: concurrent.futures.Future[Batch]) -> Batch:
+    def _waited(self, index: int, future: concurrent.futures.Future[ReadBatch]) -> ReadBatch:
         patience = self._pool().stall_seconds
         while not future.done():
             concurrent.futures.wait([future], patience)
@@ -200,7 +200,7 @@ class Source:
                 )
         return future.result()
 
-    def _raised(self, index: int, answer: Batch) -> WorkerError:
+    def _raised(self, index: int, answer: ReadBatch) -> WorkerError:
         """Returns the exception of `__getitem__`, with the index."""
         message = answer.message
         try:
@@ -227,9 +227,9 @@ def _read_ahead_class() -> Any:
     """Returns the class of the dataset that Keras gets."""
 
     class ReadAhead(dataset_class()):  # type: ignore[misc]
-        """Batches of a `Source`, in the order of their use."""
+        """Batches of a `DatasetToRead`, in the order of their use."""
 
-        def __init__(self, source: Source) -> None:
+        def __init__(self, source: DatasetToRead) -> None:
             super().__init__()
             self.nanotf_source = source
 
@@ -252,14 +252,14 @@ def _read_ahead_class() -> Any:
     return ReadAhead
 
 
-def read_ahead(source: Source) -> Any:
+def read_ahead(source: DatasetToRead) -> Any:
     """Returns the dataset that Keras reads in place of a source's own."""
     return _read_ahead_class()(source)
 
 
-def source_of(data: Any) -> Source | None:
+def source_of(data: Any) -> DatasetToRead | None:
     """Returns the source of a dataset made by `read_ahead`; None for other data."""
-    found: Source | None = getattr(data, "nanotf_source", None)
+    found: DatasetToRead | None = getattr(data, "nanotf_source", None)
     return found
 
 

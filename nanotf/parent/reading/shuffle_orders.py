@@ -83,7 +83,7 @@ class Orders:
         begin, count = self._pieces * self._complete, self._pieces * self._passes
         return (piece.numpy() for piece in itertools.islice(orders, begin, begin + count))
 
-    # ---------------------------------------------------------------- see `streams.Epochs`
+    # ---------------------------------------------------------------- see `streams.EpochsToRead`
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         return iter([((self, order) for order in self.drawn())])
 

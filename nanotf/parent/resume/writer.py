@@ -10,7 +10,7 @@ from nanotf.parent.resume.resumption import Checkpoint, Resumption
 from nanotf.parent.resume.sigterm import Sigterm
 
 
-class Checkpointing:
+class CheckpointWriter:
     """The checkpoints that one `fit` takes and writes.
 
     A context for the whole of training: within, SIGTERM makes `fit` write a checkpoint first, and
@@ -32,7 +32,7 @@ class Checkpointing:
         self.taken: Checkpoint | None = None
         self.is_due = False
 
-    def __enter__(self) -> Checkpointing:
+    def __enter__(self) -> CheckpointWriter:
         self.sigterm.__enter__()
         return self
 

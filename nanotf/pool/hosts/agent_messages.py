@@ -140,7 +140,7 @@ class FromWorker(Message):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended(Message):
+class WorkerEnded(Message):
     """Agent -> first host: a worker has ended with an exit code, or minus a signal's number."""
 
     pool: int

@@ -181,7 +181,7 @@ class Lending:
             if code is None or worker.rank in self._reported:
                 return
             self._reported.add(worker.rank)
-        self._tell(agent_messages.Ended(self.pool, worker.rank, code))
+        self._tell(agent_messages.WorkerEnded(self.pool, worker.rank, code))
 
     # -------------------------------------------------------------------------- its life
     def look(self) -> tuple[int, ...]:

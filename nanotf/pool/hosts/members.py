@@ -157,7 +157,7 @@ class Member:
             listener = self._listener
             if listener is not None and listener.pool == message.pool:
                 listener.said(message.rank, said)
-        elif isinstance(message, agent_messages.Ended):
+        elif isinstance(message, agent_messages.WorkerEnded):
             listener = self._listener
             if listener is not None and listener.pool == message.pool:
                 listener.ended(message.rank, message.code)

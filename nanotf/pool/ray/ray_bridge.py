@@ -73,7 +73,7 @@ def _in_thread(target: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
 
 
-class Bridge:
+class RayBridge:
     """The connection to one worker.
 
     Args:

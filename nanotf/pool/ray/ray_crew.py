@@ -20,7 +20,7 @@ from nanotf.pool.handles import Worker
 from nanotf.pool.plans import RayPlan
 from nanotf.pool.ray import ray_cluster
 from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
-from nanotf.pool.ray.ray_bridge import Bridge, Payloads
+from nanotf.pool.ray.ray_bridge import Payloads, RayBridge
 from nanotf.pool.ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
 from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.pool.worker_log import WorkerLog
@@ -105,7 +105,7 @@ class RayCrew:
                 )
             else:
                 ahead = self._ahead(post.relay)
-                bridge = Bridge(ray, post.relay, self._key, payloads, ahead)
+                bridge = RayBridge(ray, post.relay, self._key, payloads, ahead)
                 place = f"node {address}"
                 worker = RemoteWorker(
                     post.placement, process, address, place, bridge.channel, bridge

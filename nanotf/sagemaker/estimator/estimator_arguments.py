@@ -109,7 +109,7 @@ def check_instance_type(instance_type: str) -> None:
 
 
 @dataclass(frozen=True)
-class Workers:
+class DistributionWorkers:
     """Workers that `distribution` asks for.
 
     Args:
@@ -123,7 +123,9 @@ class Workers:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
 
 
-def read_distribution(distribution: Mapping[str, Any] | None, instance_count: int) -> Workers:
+def read_distribution(
+    distribution: Mapping[str, Any] | None, instance_count: int
+) -> DistributionWorkers:
     """Reads the argument `distribution`: each kind becomes synchronous workers of nanotf.
 
     Args:
@@ -160,9 +162,9 @@ def read_distribution(distribution: Mapping[str, Any] | None, instance_count: in
             "sagemaker_mpi_custom_mpi_options": mpi.get("custom_mpi_options", ""),
         }
     if not found and not is_smdistributed:
-        return Workers()
+        return DistributionWorkers()
     default = 1 if instance_count > 1 or mpi is not None else AUTO
-    return Workers(str(number or default), mpi is not None, found)
+    return DistributionWorkers(str(number or default), mpi is not None, found)
 
 
 def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

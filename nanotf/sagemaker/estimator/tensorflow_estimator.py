@@ -14,8 +14,8 @@ from nanotf.sagemaker.estimator.training_job import TrainingJob
 from nanotf.sagemaker.jobs import addresses, launch, record
 from nanotf.sagemaker.jobs import hyperparameters as texts
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, Request
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
+from nanotf.sagemaker.jobs.source import SourceCode
 
 _CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
 
@@ -148,13 +148,13 @@ class TensorFlow:
         path = None if self.output_path is None else addresses.local_path(self.output_path)
         return record.folder_of_jobs(path)
 
-    def _request(self, name: str, inputs: Any) -> Request:
+    def _request(self, name: str, inputs: Any) -> JobRequest:
         output = self.output_path
         is_remote = output is not None and addresses.local_path(output) is None
         number = self.num_processes
-        return Request(
+        return JobRequest(
             name=name,
-            source=Source(self.entry_point, self.source_dir, self.dependencies),
+            source=SourceCode(self.entry_point, self.source_dir, self.dependencies),
             hyperparameters=self._all_hyperparameters(name),
             channels=as_channels(inputs, self.input_mode),
             num_processes=self._workers.num_processes if number is None else str(number),

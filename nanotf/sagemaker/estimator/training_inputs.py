@@ -9,7 +9,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentTypeError, UnavailableError, check_choice
 from nanotf.sagemaker.jobs import data_channels
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 
 DEFAULT_CHANNEL = "training"
 
@@ -60,11 +60,11 @@ class TrainingInput:
                 'Pass a folder, with s3_data_type="S3Prefix".'
             )
 
-    def as_channel(self, name: str, input_mode: str) -> Channel:
+    def as_channel(self, name: str, input_mode: str) -> DataChannel:
         """Returns the channel of a name, in the estimator's input mode unless it has its own."""
         mode = self.input_mode or input_mode
         check_choice("input_mode", mode, data_channels.MODES)
-        return Channel(
+        return DataChannel(
             name=name,
             source=os.fspath(self.s3_data),
             mode=mode,
@@ -76,7 +76,7 @@ class TrainingInput:
         )
 
 
-def as_channels(inputs: Any, input_mode: str) -> tuple[Channel, ...]:
+def as_channels(inputs: Any, input_mode: str) -> tuple[DataChannel, ...]:
     """Reads the argument `inputs` of `fit`.
 
     Args:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from nanotf.machine import topology
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.jobs import processes, script_variables, source
-from nanotf.sagemaker.jobs.processes import Program
-from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.processes import JobProcess
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
-from nanotf.sagemaker.jobs.simulated_hosts import Part, bound, divide
+from nanotf.sagemaker.jobs.simulated_hosts import SimulatedHost, bound, divide
 from nanotf.wire.ports import free_port
 
 # In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
@@ -29,8 +29,8 @@ _OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
 
 
 def begin(
-    job: JobFolder, request: Request, python: str, feeders: Sequence[Sequence[str]]
-) -> Iterator[Program]:
+    job: JobFolder, request: JobRequest, python: str, feeders: Sequence[Sequence[str]]
+) -> Iterator[JobProcess]:
     """Starts a job's programs, feeders first, and yields each at once.
 
     Args:
@@ -60,14 +60,14 @@ def begin(
         yield program
 
 
-def host_parts(request: Request) -> list[Part]:
+def host_parts(request: JobRequest) -> list[SimulatedHost]:
     """Returns the cores of each host of a job."""
     number = request.num_processes
     workers = 1 if number in (None, topology.AUTO) else int(number or 1)
     return divide(request.instances, workers, topology.describe_machine())
 
 
-def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> dict[str, str]:
+def variables(job: JobFolder, request: JobRequest, host: str, counts: Counts) -> dict[str, str]:
     """Returns the variables of a host's script."""
     tree = job.tree(host)
     found = script_variables.variables(tree, request.name, counts)
@@ -81,7 +81,7 @@ def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> di
     }
 
 
-def run_options(request: Request) -> list[str] | None:
+def run_options(request: JobRequest) -> list[str] | None:
     """Returns the options of `nanotf run`, or None if plain Python runs the script."""
     options = [] if request.num_processes is None else ["-n", request.num_processes]
     if request.hosts is not None:

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
-class Channel:
+class DataChannel:
     """One channel.
 
     Args:
@@ -96,7 +96,7 @@ _OPTIONS = {
 }
 
 
-def parse_options(options: Iterable[str]) -> list[Channel]:
+def parse_options(options: Iterable[str]) -> list[DataChannel]:
     """Reads the options `--channel name=source[,key=value...]` of the command line.
 
     Raises:
@@ -112,7 +112,7 @@ def parse_options(options: Iterable[str]) -> list[Channel]:
     return channels
 
 
-def _parse(option: str) -> Channel:
+def _parse(option: str) -> DataChannel:
     name, equals, rest = option.partition("=")
     if not name or not equals or not rest:
         raise InvalidArgumentError(
@@ -126,7 +126,7 @@ def _parse(option: str) -> Channel:
     for pair in filter(None, found[2].split(",")):
         key, _, value = pair.partition("=")
         fields[_OPTIONS[key]] = _seed(option, value) if key == "shuffle" else value
-    return Channel(name, found[1], **fields)
+    return DataChannel(name, found[1], **fields)
 
 
 def _seed(option: str, text: str) -> int:
@@ -138,13 +138,13 @@ def _seed(option: str, text: str) -> int:
         ) from None
 
 
-def provide(channel: Channel, tree: Tree, downloads: pathlib.Path) -> pathlib.Path:
+def provide(channel: DataChannel, tree: Tree, downloads: pathlib.Path) -> pathlib.Path:
     """Makes a channel's data readable, and links them into a host's tree.
 
     A remote source is copied once, for all hosts.
 
     Args:
-        channel: `Channel`.
+        channel: `DataChannel`.
         tree: `Tree` of the host.
         downloads: path of the job's folder for copies.
 
@@ -167,7 +167,7 @@ def provide(channel: Channel, tree: Tree, downloads: pathlib.Path) -> pathlib.Pa
     return path
 
 
-def feeder_arguments(channel: Channel, source: pathlib.Path, tree: Tree) -> list[str]:
+def feeder_arguments(channel: DataChannel, source: pathlib.Path, tree: Tree) -> list[str]:
     """Returns the module that feeds a channel in Pipe mode, and its arguments."""
     arguments = ["nanotf.data.feed", "--source", str(source)]
     arguments += ["--pipe-dir", str(tree.data), "--channel", channel.name]

@@ -12,7 +12,7 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.pool import stalls
 from nanotf.sagemaker.jobs import addresses, metrics, record
-from nanotf.sagemaker.jobs.record import JobFolder, State
+from nanotf.sagemaker.jobs.record import JobFolder, JobState
 
 _PAUSE = 0.2  # seconds between two looks at a log
 _STOP_SECONDS = 30.0  # until a supervisor reacts to a signal, on a busy machine
@@ -74,7 +74,7 @@ def wait(
     log: Callable[[str], object] | None = None,
     host: str | None = None,
     rank: int | None = None,
-) -> State:
+) -> JobState:
     """Waits until a job has ended.
 
     Args:
@@ -98,7 +98,7 @@ def wait(
         time.sleep(_PAUSE)
 
 
-def _of_stopped(job: JobFolder, state: State) -> str:
+def _of_stopped(job: JobFolder, state: JobState) -> str:
     return (
         f"A signal (SIGSTOP) has stopped process {state.owner.pid}, the supervisor of {job.name}: "
         f"nothing of the job is recorded until it continues (`kill -CONT {state.owner.pid}`)."
@@ -115,7 +115,7 @@ def print_to(file: TextIO) -> Callable[[str], object]:
     return write
 
 
-def stop(job: JobFolder) -> State:
+def stop(job: JobFolder) -> JobState:
     """Asks a job to stop: SIGTERM to its script, SIGKILL after 120 s.
 
     Returns:
@@ -154,7 +154,7 @@ def stop(job: JobFolder) -> State:
     return state
 
 
-def _supervised(job: JobFolder) -> State:
+def _supervised(job: JobFolder) -> JobState:
     """Returns the state once the job has a supervisor; the launching process must not be stopped.
 
     Raises:

@@ -13,7 +13,7 @@ from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.machine import topology
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.jobs import addresses, hyperparameters, record, script_variables
-from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
 from nanotf.wire import files
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -21,7 +21,7 @@ _START_SECONDS = 120.0  # a new interpreter, on a busy machine
 _MAX_HOSTS = 200  # of one machine: each has an address 127.0.0.k
 
 
-def check(request: Request) -> None:
+def check(request: JobRequest) -> None:
     """Rejects a request that cannot be met here, before any process starts.
 
     Raises:
@@ -58,7 +58,7 @@ def _number(text: str | None) -> int:
         ) from None
 
 
-def _check_hosts(request: Request) -> None:
+def _check_hosts(request: JobRequest) -> None:
     if not 1 <= request.instances <= _MAX_HOSTS:
         raise InvalidArgumentError(
             f"A job must have 1 to {_MAX_HOSTS} instances. Received: {request.instances}."
@@ -76,7 +76,7 @@ def _check_hosts(request: Request) -> None:
         )
 
 
-def start(request: Request, output: str | os.PathLike[str] | None = None) -> JobFolder:
+def start(request: JobRequest, output: str | os.PathLike[str] | None = None) -> JobFolder:
     """Starts a job.
 
     Args:
@@ -116,7 +116,7 @@ def start(request: Request, output: str | os.PathLike[str] | None = None) -> Job
     return job
 
 
-def _absolute(request: Request) -> Request:
+def _absolute(request: JobRequest) -> JobRequest:
     """Returns a request whose data any process finds, in any working directory."""
     channels = [replace(each, source=_path(each.source)) for each in request.channels]
     checkpoints = None if request.checkpoints is None else _path(request.checkpoints)
@@ -128,7 +128,7 @@ def _path(address: str) -> str:
     return address if path is None else str(path)
 
 
-def _fill(job: JobFolder, request: Request) -> None:
+def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
     job.logs.mkdir()
     request.source.copy(job.code)
@@ -152,7 +152,7 @@ def _fill(job: JobFolder, request: Request) -> None:
         files.write_json(tree.input_data, channels)
     job.write_request(request)
     job.write_state(
-        State(record.IN_PROGRESS, "Starting", Owner.this_process(), created=record.now())
+        JobState(record.IN_PROGRESS, "Starting", Owner.this_process(), created=record.now())
     )
 
 

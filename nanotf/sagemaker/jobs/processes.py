@@ -26,7 +26,7 @@ _DRAIN_SECONDS = 5.0  # for output that a script's process has written before it
 
 
 @dataclass
-class Program:
+class JobProcess:
     """A process of a job, the leader of a process group of its own.
 
     Args:
@@ -79,7 +79,7 @@ class Program:
 
 def begin(
     command: Sequence[str], host: str, folder: str, environ: Mapping[str, str], *, feeder: bool
-) -> Program:
+) -> JobProcess:
     """Starts a process that ends with this one, in a session of its own.
 
     Args:
@@ -87,7 +87,7 @@ def begin(
         host: str.
         folder: str, its working directory.
         environ: mapping, its environment.
-        feeder: bool, as in `Program`.
+        feeder: bool, as in `JobProcess`.
     """
     supervisor = os.getpid()
     process = subprocess.Popen(
@@ -100,7 +100,7 @@ def begin(
         start_new_session=True,
         preexec_fn=lambda: _end_with(supervisor),
     )
-    return Program(host, list(command), process, feeder)
+    return JobProcess(host, list(command), process, feeder)
 
 
 class Guard:
@@ -131,7 +131,7 @@ class Guard:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
 
-    def add(self, program: Program) -> None:
+    def add(self, program: JobProcess) -> None:
         """Guards a program."""
         os.write(self._pipe, b"%d\n" % program.process.pid)
 
@@ -161,12 +161,12 @@ class Output:
             standard error; called for each whole line.
     """
 
-    def __init__(self, write: Callable[[Program, bytes, bool], None]) -> None:
+    def __init__(self, write: Callable[[JobProcess, bytes, bool], None]) -> None:
         self._write = write
         self._selector = selectors.DefaultSelector()
         self._rests: dict[IO[bytes], bytes] = {}
 
-    def add(self, program: Program) -> None:
+    def add(self, program: JobProcess) -> None:
         """Begins to read a program's output."""
         for stream in (program.process.stdout, program.process.stderr):
             assert stream is not None
@@ -192,7 +192,7 @@ class Output:
             else:
                 self._pass_on(key.fileobj, key.data)  # type: ignore[arg-type]
 
-    def _pass_on(self, stream: IO[bytes], program: Program) -> None:
+    def _pass_on(self, stream: IO[bytes], program: JobProcess) -> None:
         try:
             data = os.read(stream.fileno(), _CHUNK)
         except BlockingIOError:

@@ -31,9 +31,9 @@ from typing import Any
 import psutil
 
 from nanotf.errors import InvalidArgumentError, JobError
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.wire import files
 
@@ -55,7 +55,7 @@ def _must(is_right: bool, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """The description of a job to run. `launch.start` checks it.
 
     Args:
@@ -76,9 +76,9 @@ class Request:
     """
 
     name: str
-    source: Source
+    source: SourceCode
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    channels: tuple[Channel, ...] = ()
+    channels: tuple[DataChannel, ...] = ()
     num_processes: str | None = None
     hosts: str | None = None
     instances: int = 1
@@ -95,14 +95,14 @@ class Request:
         return sorted(f"algo-{number}" for number in range(1, self.instances + 1))
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Request:
+    def from_json(cls, value: dict[str, Any]) -> JobRequest:
         """Reads what `asdict` has written."""
         source = value["source"] | {"dependencies": tuple(value["source"]["dependencies"])}
         found = cls(
             **value
             | {
-                "source": Source(**source),
-                "channels": tuple(Channel(**each) for each in value["channels"]),
+                "source": SourceCode(**source),
+                "channels": tuple(DataChannel(**each) for each in value["channels"]),
                 "metrics": tuple(Metric(**each) for each in value["metrics"]),
             }
         )
@@ -172,7 +172,7 @@ def _start_of(pid: int) -> str:
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """The state of a job.
 
     Args:
@@ -203,7 +203,7 @@ class State:
         return self.status in FINAL
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> State:
+    def from_json(cls, value: dict[str, Any]) -> JobState:
         """Reads what `asdict` has written.
 
         Raises:
@@ -287,18 +287,18 @@ class JobFolder:
         """Returns the tree of a host."""
         return Tree(self.path / "hosts" / host)
 
-    def write_request(self, request: Request) -> None:
+    def write_request(self, request: JobRequest) -> None:
         """Writes the request. Raises `OSError` if the disk is full."""
         path = self.path / "request.json"
         files.write_json(path, asdict(request), indent=2, mode=files.PRIVATE)
 
-    def read_request(self) -> Request:
+    def read_request(self) -> JobRequest:
         """Reads the request. Raises `JobError` if it is damaged."""
         path = self.path / "request.json"
         with _readable(path):
-            return Request.from_json(files.read_json(path))
+            return JobRequest.from_json(files.read_json(path))
 
-    def write_state(self, state: State) -> None:
+    def write_state(self, state: JobState) -> None:
         """Replaces the state in one step. Only the owner calls this. Raises `OSError`."""
         files.write_json(self._state, asdict(state), indent=2, mode=files.PRIVATE)
 
@@ -306,7 +306,7 @@ class JobFolder:
     def _state(self) -> pathlib.Path:
         return self.path / "state.json"
 
-    def read_state(self) -> State:
+    def read_state(self) -> JobState:
         """Reads the state. An unfinished job whose owner has ended is a failed one.
 
         Raises:
@@ -314,7 +314,7 @@ class JobFolder:
         """
         with _readable(self._state):
             value = files.read_json(self._state)
-            state = State.from_json(value)
+            state = JobState.from_json(value)
         if state.is_final or state.owner.is_alive():
             return state
         with _readable(self._state):

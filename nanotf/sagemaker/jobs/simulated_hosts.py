@@ -20,7 +20,7 @@ from nanotf.machine.cpus import Machine
 
 
 @dataclass(frozen=True)
-class Part:
+class SimulatedHost:
     """The cores of a host.
 
     Args:
@@ -32,7 +32,7 @@ class Part:
     mask: frozenset[int] | None = None
 
 
-def divide(count: int, workers: int, machine: Machine) -> list[Part]:
+def divide(count: int, workers: int, machine: Machine) -> list[SimulatedHost]:
     """Divides a machine among hosts.
 
     Each host gets an equal share, on few NUMA nodes. If a share has fewer cores than a host has
@@ -44,11 +44,11 @@ def divide(count: int, workers: int, machine: Machine) -> list[Part]:
         machine: `Machine` that they share.
 
     Returns:
-        list of `Part`, one for each host.
+        list of `SimulatedHost`, one for each host.
     """
     usable = [cpu.id for cpu in machine.usable_cores()]
     if count == 1 or not usable:
-        return [Part(max(1, len(usable)))] * count
+        return [SimulatedHost(max(1, len(usable)))] * count
     if count * workers > len(usable):
         starts = [host * workers for host in range(count)]
         shares = [[usable[(at + n) % len(usable)] for n in range(workers)] for at in starts]
@@ -59,11 +59,14 @@ def divide(count: int, workers: int, machine: Machine) -> list[Part]:
             plan = topology.plan(count, workers, machine)
         shares = [list(placement.cores) for placement in plan.placements]
         can_bind = plan.placements[0].pin
-    return [Part(len(each), machine.with_siblings(each) if can_bind else None) for each in shares]
+    return [
+        SimulatedHost(len(each), machine.with_siblings(each) if can_bind else None)
+        for each in shares
+    ]
 
 
 @contextlib.contextmanager
-def bound(part: Part) -> Iterator[None]:
+def bound(part: SimulatedHost) -> Iterator[None]:
     """Binds this thread, so processes that it starts are born bound to a part of the cores."""
     if part.mask is None:
         yield

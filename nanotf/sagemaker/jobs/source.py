@@ -25,7 +25,7 @@ _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceCode:
     """The code of a job.
 
     Args:
@@ -150,7 +150,7 @@ def command(
     """Returns the command that runs an entry point, in the folder `code`.
 
     Args:
-        entry: str, as `Source.entry`.
+        entry: str, as `SourceCode.entry`.
         code: path of the copied code.
         python: str, the interpreter.
         arguments: those of the script.

@@ -44,8 +44,8 @@ from nanotf.sagemaker.jobs import (
     record,
     source,
 )
-from nanotf.sagemaker.jobs.processes import Program
-from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request
+from nanotf.sagemaker.jobs.processes import JobProcess
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, Owner
 from nanotf.worker.process import write_log
 
 _PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
@@ -57,7 +57,7 @@ class _Stop(Exception):
     """The job is asked to stop before its script has begun."""
 
 
-class Supervisor:
+class JobSupervisor:
     """The owner of a job.
 
     Args:
@@ -66,12 +66,12 @@ class Supervisor:
 
     def __init__(self, job: JobFolder) -> None:
         self._job = job
-        self._request: Request = job.read_request()
+        self._request: JobRequest = job.read_request()
         self._state = job.read_state()
         self._stop_reason: str | None = None  # set by the signal handler, read by the main thread
         self._is_preparing = False
-        self._programs: list[Program] = []
-        self._failed: Program | None = None  # the first one that failed by itself
+        self._programs: list[JobProcess] = []
+        self._failed: JobProcess | None = None  # the first one that failed by itself
         self._pipes: list[list[str]] = []  # modules that feed, with arguments
         self._logs: dict[str, int] = {}
         self._finder = metrics.Finder(self._request.metrics)
@@ -260,7 +260,7 @@ class Supervisor:
         if self._failed is None and self._stop_reason is None and failed:
             self._failed = failed[0]
 
-    def _end_of_others(self, scripts: Sequence[Program]) -> float | None:
+    def _end_of_others(self, scripts: Sequence[JobProcess]) -> float | None:
         """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
         if self._stop_reason is not None:
             self._become(status=record.STOPPING, phase=record.STOPPING)
@@ -271,7 +271,7 @@ class Supervisor:
             script.terminate()
         return self._request.stop_seconds
 
-    def _write_line(self, program: Program, line: bytes, _is_error: bool) -> None:
+    def _write_line(self, program: JobProcess, line: bytes, _is_error: bool) -> None:
         """Writes a line to the log of its host, and the metrics in it."""
         try:
             if program.host not in self._logs:
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str]) -> int:
     write_log()  # what it says may not end it, though the disk is full
     try:
         os.close(read_end)
-        supervisor = Supervisor(JobFolder(pathlib.Path(folder)))
+        supervisor = JobSupervisor(JobFolder(pathlib.Path(folder)))
         supervisor.handle_signals()
         supervisor.take_over()
         os.write(write_end, b"1")

@@ -74,7 +74,7 @@ def scanner() -> Scanner:
 def scan_natively(kind: int, buffer: bytearray, size: int, limit: int, searched: int) -> Scan:
     """Finds records by the native library, without the GIL. A `Scanner`."""
     spans = (ctypes.c_uint64 * (2 * RECORDS_AT_ONCE))()
-    raw = native_library.Scan(limit=limit, searched=searched)
+    raw = native_library.NanotfScan(limit=limit, searched=searched)
     data = (ctypes.c_char * len(buffer)).from_buffer(buffer)
     native_library.load().nanotf_scan_records(
         kind, ctypes.addressof(data), size, spans, RECORDS_AT_ONCE, ctypes.byref(raw)

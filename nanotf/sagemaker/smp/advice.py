@@ -16,7 +16,7 @@ import numpy as np
 
 from nanotf.console import logger
 from nanotf.sagemaker.smp import runtime
-from nanotf.sagemaker.smp.times import Execution, Times
+from nanotf.sagemaker.smp.times import Execution, StepTimes
 
 SKIPPED = 3  # steps: the first ones allocate memory, and compare their data
 SAMPLES = 5  # steps after those
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 _has_warned = False  # in this process
 
 
-class Watch:
+class SpeedComparison:
     """Begins the executions of a traced step, and compares some of the first.
 
     All partitions make the same calls.
@@ -38,7 +38,7 @@ class Watch:
     """
 
     def __init__(
-        self, tag: str, times: Times, gather: Callable[[str, Array], Mapping[int, Array]]
+        self, tag: str, times: StepTimes, gather: Callable[[str, Array], Mapping[int, Array]]
     ) -> None:
         self._tag, self._times, self._gather = f"{tag}.times", times, gather
         self._samples: list[tuple[int, int, int]] = []

@@ -18,12 +18,12 @@ from nanotf.compat import graphs
 from nanotf.sagemaker.smp import balance, piece_times, runtime
 from nanotf.sagemaker.smp.config import Config
 from nanotf.sagemaker.smp.cut import EVERYWHERE, everywhere
-from nanotf.sagemaker.smp.trace import Traced
+from nanotf.sagemaker.smp.trace import TracedCall
 
 _TIMES = "smp: auto_partition"  # tag of a message
 
 
-def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str, int | None]:
+def assign(traced: TracedCall, config: Config, fixed: Mapping[int, int]) -> dict[str, int | None]:
     """Returns the partition of each operation.
 
     Args:
@@ -52,7 +52,7 @@ def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str
 
 
 def _measured(
-    traced: Traced, groups: Sequence[Sequence[Any]], free: Collection[str]
+    traced: TracedCall, groups: Sequence[Sequence[Any]], free: Collection[str]
 ) -> list[float]:
     """Returns what rank 0 measures, on all ranks, so that they divide alike; empty if it cannot."""
     box, place = runtime.mailbox(), runtime.place()
@@ -64,7 +64,7 @@ def _measured(
     return found
 
 
-def _estimated(traced: Traced, groups: Sequence[Sequence[Any]]) -> list[float]:
+def _estimated(traced: TracedCall, groups: Sequence[Sequence[Any]]) -> list[float]:
     """Returns floating-point operations, where known, and bytes written."""
     work = graphs.float_operations(traced.function.graph)
     return [
@@ -73,7 +73,7 @@ def _estimated(traced: Traced, groups: Sequence[Sequence[Any]]) -> list[float]:
     ]
 
 
-def _uses(traced: Traced, places: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+def _uses(traced: TracedCall, places: Mapping[str, int]) -> dict[int, tuple[int, int]]:
     """Returns the first and the last place of each variable's uses, by the id of its handle."""
     resources = traced.resources()
     found: dict[int, tuple[int, int]] = {}
@@ -85,7 +85,7 @@ def _uses(traced: Traced, places: Mapping[str, int]) -> dict[int, tuple[int, int
     return found
 
 
-def _spans(traced: Traced, places: Mapping[str, int]) -> list[tuple[int, int]]:
+def _spans(traced: TracedCall, places: Mapping[str, int]) -> list[tuple[int, int]]:
     """Returns the first and the last place of what each layer makes."""
     found = []
     for names in traced.layers:
@@ -106,7 +106,7 @@ def _bounds(count: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int
 
 
 def _pieces(
-    traced: Traced,
+    traced: TracedCall,
     operations: Sequence[Any],
     numbers: Sequence[int],
     uses: Mapping[int, tuple[int, int]],

@@ -20,12 +20,12 @@ from nanotf.errors import JobError, NanoError
 _local = threading.local()  # `body`: the body that runs in this thread
 
 
-class _Stopped(BaseException):
+class _StepFailed(BaseException):
     """Ends a thread whose step has failed elsewhere; no `Exception`, so that no code catches it."""
 
 
 @dataclass(frozen=True)
-class Call:
+class BodyCall:
     """A call of a model, in a body.
 
     Args:
@@ -52,7 +52,7 @@ class Body:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any, graph: Any) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
         self._graph = graph
-        self._requests: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None  # raised in the thread that waits for this one
         context = contextvars.copy_context()
@@ -61,12 +61,12 @@ class Body:
         )
         self.result: Any = None
 
-    def start(self) -> Call | None:
+    def start(self) -> BodyCall | None:
         """Runs the function until it calls a model, or ends: then None."""
         self._thread.start()
         return self._next()
 
-    def resume(self, answer: Callable[[], Any]) -> Call | None:
+    def resume(self, answer: Callable[[], Any]) -> BodyCall | None:
         """Continues the function after its call of a model. Returns as `start` does.
 
         Args:
@@ -81,15 +81,15 @@ class Body:
             self._answers.put(None)
             self._thread.join()
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: BodyCall) -> Any:
         """Hands a call of a model over, and returns its results; called in the thread."""
         self._requests.put(call)
         answer = self._answers.get()
         if answer is None:
-            raise _Stopped
+            raise _StepFailed
         return answer()
 
-    def _next(self) -> Call | None:
+    def _next(self) -> BodyCall | None:
         request = self._requests.get()
         if self._error is not None:
             raise self._error
@@ -100,7 +100,7 @@ class Body:
         try:
             with self._graph.as_default():
                 self.result = self._function(*self._args, **self._kwargs)
-        except _Stopped:
+        except _StepFailed:
             pass
         except BaseException as error:
             # AutoGraph replaces the classes that it does not know.

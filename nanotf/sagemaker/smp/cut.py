@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from nanotf.compat.graphs import keep_control_inputs
 from nanotf.errors import ModelError
-from nanotf.sagemaker.smp.trace import Traced
+from nanotf.sagemaker.smp.trace import TracedCall
 
 EVERYWHERE = None  # the partition of an operation that each stage computes for itself
 
@@ -76,7 +76,7 @@ class Cut:
     variables: dict[int, int]
 
 
-def cut(traced: Traced, partitions: Mapping[str, int | None], stage: int, count: int) -> Cut:
+def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, count: int) -> Cut:
     """Cuts a call.
 
     Args:
@@ -114,7 +114,7 @@ def cut(traced: Traced, partitions: Mapping[str, int | None], stage: int, count:
     )
 
 
-def assign(traced: Traced, default: int) -> dict[str, int | None]:
+def assign(traced: TracedCall, default: int) -> dict[str, int | None]:
     """Returns the partition of each operation, as the model's call assigns them.
 
     Args:
@@ -128,7 +128,7 @@ def assign(traced: Traced, default: int) -> dict[str, int | None]:
     }
 
 
-def everywhere(traced: Traced) -> set[str]:
+def everywhere(traced: TracedCall) -> set[str]:
     """Returns the names of operations that each stage computes for itself, if it needs them.
 
     These are the call's inputs, captured resources and constants, and what is computed from inputs
@@ -147,7 +147,7 @@ def everywhere(traced: Traced) -> set[str]:
     return found
 
 
-def _owners(traced: Traced, partitions: Mapping[str, int | None]) -> dict[int, int]:
+def _owners(traced: TracedCall, partitions: Mapping[str, int | None]) -> dict[int, int]:
     """Returns the partition of each variable that the call uses, by the id of its handle."""
     resources = traced.resources()
     names = {id(v.handle): v.name for v in traced.function.graph.variables}
@@ -167,7 +167,7 @@ def _owners(traced: Traced, partitions: Mapping[str, int | None]) -> dict[int, i
     return found
 
 
-def _crossings(traced: Traced, partitions: Mapping[str, int | None]) -> list[Crossing]:
+def _crossings(traced: TracedCall, partitions: Mapping[str, int | None]) -> list[Crossing]:
     tensors: dict[str, Any] = {}
     consumers: dict[str, set[int]] = {}
     for op in traced.operations:
@@ -204,7 +204,7 @@ def _check_edge(part: Any, source: int, op: Any, here: int) -> None:
 
 
 def _stage(
-    traced: Traced,
+    traced: TracedCall,
     partitions: Mapping[str, int | None],
     crossings: Sequence[Crossing],
     owners: Sequence[int | None],

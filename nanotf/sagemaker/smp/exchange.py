@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
-from nanotf.sagemaker.smp.times import Label, Times
+from nanotf.sagemaker.smp.times import Label, StepTimes
 
 CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
 
 
 def send(
-    partitions: Sequence[int], tag: str, tensors: Sequence[Any], times: Times, label: Label
+    partitions: Sequence[int], tag: str, tensors: Sequence[Any], times: StepTimes, label: Label
 ) -> Any:
     """Makes an operation that sends tensors to other partitions of this copy of the model.
 
@@ -44,14 +44,14 @@ def send(
     return tf.numpy_function(noted, list(tensors), tf.int64, name=f"send_{tag}").op
 
 
-def note(times: Times, label: Label) -> Any:
+def note(times: StepTimes, label: Label) -> Any:
     """Makes an operation that only notes its times; see `send`."""
     noted = times.noting(label, lambda: np.int64(0))
     return tf.numpy_function(noted, [], tf.int64, name="note_times").op
 
 
 def receive(
-    partition: int, tag: str, specs: Sequence[Any], times: Times, label: Label
+    partition: int, tag: str, specs: Sequence[Any], times: StepTimes, label: Label
 ) -> list[Any]:
     """Makes an operation that waits for the tensors that another partition sends.
 

@@ -34,10 +34,10 @@ from nanotf.sagemaker.smp import (
     replicas,
     runtime,
 )
-from nanotf.sagemaker.smp.bodies import Call
+from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel
-from nanotf.sagemaker.smp.steps import Step
+from nanotf.sagemaker.smp.steps import PartitionedStep
 
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
 # Keras's loop runs in this context.
@@ -62,8 +62,8 @@ class KerasModel(StepModel):
         self._nanotf_spec = _specs(model, "input")
         arguments = ("x", "y", "sample_weight")
         plain = {"autograph": False}
-        self._get_gradients = Step(self._train_microbatch, Shares(*arguments), plain)
-        self._get_results = Step(self._predict_microbatch, Shares("x"), plain)
+        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
+        self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
         if runtime.mp_size() > 1:
             self._cut()
 
@@ -91,7 +91,7 @@ class KerasModel(StepModel):
 
         def cut(inputs: Any) -> None:
             whole = super(StepModel, self).__call__
-            call = Call(self, whole, (inputs,), {"training": True})
+            call = BodyCall(self, whole, (inputs,), {"training": True})
             partitioned.begun(self).cut(call)
 
         # `auto_partition` runs the layers, for which it needs to know their shapes.

@@ -43,7 +43,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass
-class Slots:
+class OptimizerState:
     """The state of an optimizer.
 
     Args:
@@ -59,13 +59,13 @@ class Slots:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class RankResult:
     """The end of a rank's call.
 
     Args:
         result: of rank 0, what Keras's method returned; of `fit` the attributes of the `History`.
         values: dict of a variable's number to its value, for those that this rank holds.
-        state: `Slots`, of the variables that it holds.
+        state: `OptimizerState`, of the variables that it holds.
         callbacks: of rank 0, for each callback its pickled attributes; None if they cannot travel.
         chance: `Chance` of rank 0, after the call.
         report: `Report`, of `fit` in rank 0.
@@ -73,10 +73,10 @@ class Ended:
 
     result: Any
     values: dict[int, Array]
-    state: Slots
+    state: OptimizerState
     callbacks: list[bytes | None]
     chance: Chance | None
-    report: step_report.Report | None
+    report: step_report.StepReport | None
 
 
 class WorkersModel:
@@ -100,7 +100,7 @@ class WorkersModel:
         self._given = dict(config)
         self._config = configs.check(config)
         self._compiled: dict[str, Any] | None = None
-        self._state = Slots()
+        self._state = OptimizerState()
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not yet set, as in a copy
@@ -123,7 +123,7 @@ class WorkersModel:
                 "Each rank builds the optimizer for the variables that it holds. Received: "
                 f"{kind}, {optimizer!r}. Pass a new optimizer of tf.keras.optimizers."
             )
-        self.optimizer, self._compiled, self._state = optimizer, given, Slots()
+        self.optimizer, self._compiled, self._state = optimizer, given, OptimizerState()
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
         """Trains as `tf.keras.Model.fit`, in partitions.
@@ -186,7 +186,7 @@ class WorkersModel:
         }
         call = f"{method}(num_processes={size})"
         try:
-            ended: Sequence[Ended] = joint_run.together(run_rank, labels, shared, call)
+            ended: Sequence[RankResult] = joint_run.together(run_rank, labels, shared, call)
         except WorkerDied as error:
             if error.index is not None:
                 error.partition = self._place(error.index, size).mp_rank
@@ -203,7 +203,7 @@ class WorkersModel:
         copy = f" of copy {place.dp_rank}" if place.dp_size > 1 else ""
         return f"Rank {rank} (partition {place.mp_rank}{copy})"
 
-    def _take(self, method: str, ended: Sequence[Ended], callbacks: Sequence[Any]) -> Any:
+    def _take(self, method: str, ended: Sequence[RankResult], callbacks: Sequence[Any]) -> Any:
         """Takes the results of all ranks into this process's model; returns the user's."""
         first = ended[0]
         assert first.chance is not None
@@ -225,7 +225,7 @@ class WorkersModel:
         step_report.remember(first.report)
         return self._history(first)
 
-    def _history(self, first: Ended) -> Any:
+    def _history(self, first: RankResult) -> Any:
         made = tf.keras.callbacks.History()
         made.set_model(self.original)
         vars(made).update(first.result, nanotf=first.report)
@@ -248,8 +248,8 @@ def _callbacks(given: Mapping[str, Any]) -> list[Any]:
     return [callback for callback in flat if callback is not None]
 
 
-def _joined(states: Sequence[Slots]) -> Slots:
-    joined = Slots(late=states[0].late)
+def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
+    joined = OptimizerState(late=states[0].late)
     for state in states:
         for name, values in state.slots.items():
             joined.slots.setdefault(name, {}).update(values)
@@ -266,11 +266,11 @@ def run_rank(
     model: Any,
     compiled: Mapping[str, Any],
     optimizer: Any,
-    state: Slots,
+    state: OptimizerState,
     method: str,
     given: Mapping[str, Any],
     chance: Chance,
-) -> Ended:
+) -> RankResult:
     """Runs one of Keras's methods in this process, as a rank.
 
     Args:
@@ -280,7 +280,7 @@ def run_rank(
         model: the whole model.
         compiled: mapping, arguments of `compile` without the optimizer.
         optimizer: the optimizer of `compile`, not built.
-        state: `Slots` of the whole model; empty before the first `fit`.
+        state: `OptimizerState` of the whole model; empty before the first `fit`.
         method: str, "fit", "evaluate" or "predict".
         given: mapping, its arguments.
         chance: `Chance`, restored before the call.
@@ -310,7 +310,7 @@ def _numbers(part: KerasModel, which: str) -> list[int]:
     return [number for number in held if number is not None]  # the others are metrics'
 
 
-def _fill(part: KerasModel, state: Slots, early: Sequence[Any]) -> None:
+def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None:
     """Builds the optimizer of a rank, and gives it its part of a state."""
     for variable, value in zip(early, state.early, strict=True):
         variable.assign(value)
@@ -332,9 +332,11 @@ def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
     return [v for v in keras_optimizers.optimizer_variables(optimizer) if id(v) not in known]
 
 
-def _ended(part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]) -> Ended:
+def _ended(
+    part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]
+) -> RankResult:
     values: dict[int, Array] = {}
-    state = Slots()
+    state = OptimizerState()
     trained = isinstance(result, tf.keras.callbacks.History)
     if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
         variables = part.original.variables
@@ -343,17 +345,17 @@ def _ended(part: KerasModel, result: Any, early: Sequence[Any], callbacks: Seque
         state = _state(part, early)
     found = step_report.last_report() if trained else None
     if runtime.rank() > 0:
-        return Ended(None, values, state, [], None, None)
+        return RankResult(None, values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}
     own = [_attributes(callback) for callback in callbacks]
-    return Ended(result, values, state, own, Chance.capture(), found)
+    return RankResult(result, values, state, own, Chance.capture(), found)
 
 
-def _state(part: KerasModel, early: Sequence[Any]) -> Slots:
+def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
     """Returns the state of a rank's optimizer."""
     numbers = _numbers(part, "trainable_variables")
-    return Slots(
+    return OptimizerState(
         {
             name: {n: tf_variable(s).numpy() for n, s in zip(numbers, slots, strict=True)}
             for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items()

@@ -17,8 +17,8 @@ import tensorflow as tf
 from nanotf.errors import UnavailableError
 from nanotf.sagemaker.smp import exchange, runtime
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Crossing, Cut
-from nanotf.sagemaker.smp.schedule import Kind
-from nanotf.sagemaker.smp.times import Label, Times
+from nanotf.sagemaker.smp.schedule import Half
+from nanotf.sagemaker.smp.times import Label, StepTimes
 
 
 class Line:
@@ -31,7 +31,7 @@ class Line:
         last: list of `tf.Operation`, those that the next one waits for.
     """
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: StepTimes) -> None:
         self.times = times
         self.last: list[Any] = []
 
@@ -50,7 +50,7 @@ class Line:
         self.last = [tf.identity(tensor).op for tensor in tensors if tensor is not None]
 
 
-class Pass:
+class MicrobatchPass:
     """A microbatch in this process's stage.
 
     Args:
@@ -67,7 +67,7 @@ class Pass:
         self._cut, self._stage = cut, cut.stage
         self._variables, self._line = variables, line
         self._tag, self._microbatch = f"{step}.{microbatch}", microbatch
-        self._ended: Kind | None = None  # a computation, until an operation notes its end
+        self._ended: Half | None = None  # a computation, until an operation notes its end
         self._arrived: list[Any] = []
         self._values: list[Any] = []
         self._tape: Any = None
@@ -83,7 +83,7 @@ class Pass:
             self._tape.watch([*_floating(self._arrived), *self._variables])
             self._values = list(self._stage.function(*inputs, *self._arrived))
         self._line.ends_with(self._values)
-        with self._ending(Kind.FORWARD):
+        with self._ending(Half.FORWARD):
             self._send_forward()
 
     def _receive_arrivals(self) -> list[Any]:
@@ -176,7 +176,7 @@ class Pass:
         ]
         gradients = list(found[len(arrived) :])
         self._line.ends_with([*of_arrived, *gradients])
-        with self._ending(Kind.BACKWARD):
+        with self._ending(Half.BACKWARD):
             self._send_backward(of_arrived)
         return gradients
 
@@ -221,7 +221,7 @@ class Pass:
 
     # ----------------------------------------------------------------------------- mailbox
     @contextlib.contextmanager
-    def _ending(self, kind: Kind) -> Iterator[None]:
+    def _ending(self, kind: Half) -> Iterator[None]:
         """Makes the first message of this context note that a computation has ended.
 
         Without messages, an operation of its own does.

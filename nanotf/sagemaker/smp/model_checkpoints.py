@@ -16,7 +16,7 @@ from nanotf.sagemaker.smp.step_model import StepModel
 DIRECTORY = "/opt/ml/checkpoints"
 
 
-class CheckpointManager:
+class PartitionedCheckpointManager:
     """Saves and restores a `tf.train.Checkpoint`, in TensorFlow's own format.
 
     Args:
@@ -139,3 +139,6 @@ class CheckpointManager:
                 f"Received: {len(models)} models. Restore it after the first update."
             )
         return models[0]
+
+
+CheckpointManager = PartitionedCheckpointManager  # its public name

@@ -12,7 +12,7 @@ import tensorflow as tf
 from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import UnavailableError
 from nanotf.sagemaker.smp import auto_partition, cut, runtime
-from nanotf.sagemaker.smp.bodies import Call
+from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Cut
 from nanotf.sagemaker.smp.partition_variables import Variables
 from nanotf.sagemaker.smp.trace import trace
@@ -27,7 +27,7 @@ class Partitioned:
         self.trainable: list[Any] = []  # of this partition, set by each call
         self.is_whole = False  # while `held` returns all variables
 
-    def cut(self, call: Call) -> tuple[Cut, list[Any]]:
+    def cut(self, call: BodyCall) -> tuple[Cut, list[Any]]:
         """Returns the cut of a call, and the tensors among its arguments."""
         flat = [_tensor(leaf) for leaf in tf.nest.flatten((call.args, call.kwargs))]
         tensors = [leaf for leaf in flat if tf.is_tensor(leaf)]
@@ -91,7 +91,7 @@ class Partitioned:
             with self.unlimited():
                 yield True
 
-    def _make(self, call: Call, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
+    def _make(self, call: BodyCall, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
         def whole(*tensors: Any) -> Any:
             given = iter(tensors)
             leaves = [next(given) if tf.is_tensor(leaf) else leaf for leaf in flat]
@@ -140,7 +140,7 @@ def _tensor(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _key(call: Call, flat: Sequence[Any]) -> Any:
+def _key(call: BodyCall, flat: Sequence[Any]) -> Any:
     """Returns what two calls have in common that one trace serves; None if that cannot be told."""
     structure = tf.nest.map_structure(lambda _: 0, (call.args, call.kwargs))
     leaves = tuple(

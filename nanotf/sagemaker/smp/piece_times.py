@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import graphs
-from nanotf.sagemaker.smp.trace import Traced
+from nanotf.sagemaker.smp.trace import TracedCall
 
 _RUNS = 3  # after one that allocates memory; the shortest counts
 
 
 def seconds(
-    traced: Traced, pieces: Sequence[Sequence[Any]], everywhere: Collection[str]
+    traced: TracedCall, pieces: Sequence[Sequence[Any]], everywhere: Collection[str]
 ) -> list[float] | None:
     """Returns the seconds of each piece's forward pass, in this process.
 
@@ -50,7 +50,7 @@ class _Piece:
 
     def __init__(
         self,
-        traced: Traced,
+        traced: TracedCall,
         operations: Sequence[Any],
         everywhere: Collection[str],
         library: Any,

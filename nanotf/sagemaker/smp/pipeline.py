@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from nanotf.errors import ModelError, UnavailableError
 from nanotf.sagemaker.smp import advice, bodies, exchange, partitioned, runtime, schedule
-from nanotf.sagemaker.smp.microbatch_passes import Line, Pass
-from nanotf.sagemaker.smp.times import Times
+from nanotf.sagemaker.smp.microbatch_passes import Line, MicrobatchPass
+from nanotf.sagemaker.smp.times import StepTimes
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
@@ -39,18 +39,18 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
     """
     graph, number = tf.compat.v1.get_default_graph(), next(_steps)
     found = [bodies.Body(function, args, kwargs, graph) for args, kwargs in parts]
-    line, passes = Line(Times(runtime.current())), {}
+    line, passes = Line(StepTimes(runtime.current())), {}
     numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
-    watch = advice.Watch(f"step{number}", line.times, exchange.gather_now)
+    watch = advice.SpeedComparison(f"step{number}", line.times, exchange.gather_now)
     line.last = [exchange.begin(f"step{number}.data", numbers, watch.begins)]
     try:
         for action in schedule.actions(runtime.current(), runtime.mp_rank()):
             body = found[action.microbatch]
-            if action.kind is schedule.Kind.FORWARD:
+            if action.kind is schedule.Half.FORWARD:
                 call = body.start()
                 if call is not None:
                     line.times.models.add(call.model)
-                    made = _Call(call, line, f"step{number}", action.microbatch)
+                    made = _MicrobatchCall(call, line, f"step{number}", action.microbatch)
                     passes[action.microbatch] = made
             elif action.microbatch in passes:
                 _continue(body, passes[action.microbatch])
@@ -69,17 +69,17 @@ def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: A
         whole: callable, calls the model uncut.
         args, kwargs: its arguments.
     """
-    return bodies.current().call(bodies.Call(model, whole, args, kwargs))
+    return bodies.current().call(bodies.BodyCall(model, whole, args, kwargs))
 
 
-class _Call:
+class _MicrobatchCall:
     """A call of the model in a microbatch, begun when it is made."""
 
-    def __init__(self, request: bodies.Call, line: Line, step: str, microbatch: int) -> None:
+    def __init__(self, request: bodies.BodyCall, line: Line, step: str, microbatch: int) -> None:
         known = partitioned.begun(request.model)
         cut, self._inputs = known.cut(request)
         self._structure = cut.structure
-        self.of_stage = Pass(cut, known.trainable, line, step, microbatch)
+        self.of_stage = MicrobatchPass(cut, known.trainable, line, step, microbatch)
         self.of_stage.forward(self._inputs)
 
     def answer(self) -> Callable[[], Any]:
@@ -93,7 +93,7 @@ class _Call:
         return joined
 
 
-def _continue(body: bodies.Body, made: _Call) -> None:
+def _continue(body: bodies.Body, made: _MicrobatchCall) -> None:
     again = body.resume(made.answer())
     if again is not None:
         raise UnavailableError(
@@ -102,7 +102,7 @@ def _continue(body: bodies.Body, made: _Call) -> None:
         )
 
 
-def _check_gradients(number: int, passes: Sequence[Pass]) -> None:
+def _check_gradients(number: int, passes: Sequence[MicrobatchPass]) -> None:
     """Compares the partitions: one that computes no gradient would leave others waiting for it."""
     own = sum(made.has_gradients for made in passes)
     counts = exchange.known_everywhere(f"step{number}.gradients", own)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from nanotf.console import logger
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
-from nanotf.sagemaker.smp.script_ranks import Order
+from nanotf.sagemaker.smp.script_ranks import ScriptRanks
 from nanotf.worker import process
 
 
@@ -23,14 +23,14 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the script of an order.
 
     Args:
-        arguments: the descriptor of a file with a pickled `Order`, the process id of the parent,
+        arguments: the descriptor of a file with pickled `ScriptRanks`, the process id of the parent,
             and the rank, which is for `ps` alone.
     """
     fd, parent, _ = map(int, arguments)
     process.end_with_parent(parent)
     with os.fdopen(fd, "rb") as file:
         file.seek(0)  # the position is the parent's, where it has ended to write
-        order: Order = pickle.load(file)
+        order: ScriptRanks = pickle.load(file)
     placement = order.placement
     for warning in process.pin(placement.cores if placement.pin else ()):
         logger.warning("Rank %s %s", placement.rank, warning)

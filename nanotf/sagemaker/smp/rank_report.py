@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from nanotf.sagemaker.smp.schedule import Kind
-from nanotf.sagemaker.smp.times import Block, Execution
+from nanotf.sagemaker.smp.schedule import Half
+from nanotf.sagemaker.smp.times import ComputedHalf, Execution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,11 @@ class RankReport:
     peak_bytes: int
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ComputedHalf, ...]:
         """The forward and backward computations of the microbatches, in order."""
         return () if self.execution is None else self.execution.blocks
 
-    def seconds(self, kind: Kind) -> float:
+    def seconds(self, kind: Half) -> float:
         """Returns the time for which it computed, forward or backward."""
         return sum(block.time.length for block in self.blocks if block.kind is kind) / 1e9
 

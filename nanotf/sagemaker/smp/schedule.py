@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from nanotf.sagemaker.smp.config import Config
 
 
-class Kind(enum.Enum):
+class Half(enum.Enum):
     """The two halves of a microbatch's work."""
 
     FORWARD = "F"
@@ -31,11 +31,11 @@ class Action:
     """One half of one microbatch's work.
 
     Args:
-        kind: `Kind`.
+        kind: `Half`.
         microbatch: int, 0 to `microbatches - 1`.
     """
 
-    kind: Kind
+    kind: Half
     microbatch: int
 
     def __repr__(self) -> str:
@@ -54,9 +54,9 @@ def actions(config: Config, partition: int) -> list[Action]:
     if config.pipeline == "interleaved":
         # As many as it takes until the first backward pass arrives from the last partition.
         ahead = min(count, config.partitions - partition, config.active_microbatches)
-    found = [Action(Kind.FORWARD, number) for number in range(ahead)]
+    found = [Action(Half.FORWARD, number) for number in range(ahead)]
     for number in range(count):
-        found.append(Action(Kind.BACKWARD, number))
+        found.append(Action(Half.BACKWARD, number))
         if ahead + number < count:
-            found.append(Action(Kind.FORWARD, ahead + number))
+            found.append(Action(Half.FORWARD, ahead + number))
     return found

@@ -29,7 +29,7 @@ from nanotf.machine import cluster, neighbours, topology
 from nanotf.machine.interpreter import python_command
 from nanotf.pool.local import worker_variables
 from nanotf.pool.stalls import stall_seconds
-from nanotf.sagemaker.jobs.processes import Output, Program
+from nanotf.sagemaker.jobs.processes import JobProcess, Output
 from nanotf.sagemaker.smp import config
 from nanotf.sagemaker.smp import rank_groups as places
 from nanotf.wire.memory_files import anonymous_file
@@ -43,7 +43,7 @@ _NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then S
 _TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
-class Script(Protocol):
+class RankScript(Protocol):
     """A script that ranks can run; picklable."""
 
     def run_as_rank(self) -> None:
@@ -51,16 +51,16 @@ class Script(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class ScriptRanks:
     """The task of a rank's process.
 
     Args:
-        script: `Script`.
+        script: `RankScript`.
         placement: `topology.Placement`, its rank and cores.
         spec: `MailboxSpec`.
     """
 
-    script: Script
+    script: RankScript
     placement: topology.Placement
     spec: MailboxSpec
 
@@ -108,11 +108,11 @@ def number(
     return size
 
 
-def run(script: Script, size: int) -> int:
+def run(script: RankScript, size: int) -> int:
     """Runs a script in `size` processes.
 
     Args:
-        script: `Script`.
+        script: `RankScript`.
         size: int, number of ranks.
 
     Returns:
@@ -133,7 +133,7 @@ def run(script: Script, size: int) -> int:
         crew = _Ranks(owner, output)
         stack.callback(crew.kill)
         for placement in plan.placements:
-            crew.start(Order(script, placement, owner.spec(placement.rank)))
+            crew.start(ScriptRanks(script, placement, owner.spec(placement.rank)))
         stack.enter_context(_forwarded(crew))
         stack.enter_context(supervised(owner))
         crew.watch()
@@ -151,14 +151,14 @@ class _Ranks:
 
     def __init__(self, owner: MailboxOwner, output: Output) -> None:
         self._owner, self._output = owner, output
-        self._programs: list[Program] = []
+        self._programs: list[JobProcess] = []
         self._failed: WorkerDied | None = None
         self._code = 0
         self._is_interrupted = False  # by a signal to this process
         self._killing_at: float | None = None  # when SIGKILL follows
         self._terminating_at: float | None = None  # when SIGTERM follows
 
-    def start(self, order: Order) -> None:
+    def start(self, order: ScriptRanks) -> None:
         """Starts a rank's process."""
         rank, data = order.placement.rank, pickle.dumps(order)
         fd = anonymous_file(0, fixed=False)
@@ -179,7 +179,7 @@ class _Ranks:
             )
         finally:
             os.close(fd)
-        program = Program(str(rank), command, process)
+        program = JobProcess(str(rank), command, process)
         self._programs.append(program)
         self._owner.release(rank)
         if rank > 0:
@@ -220,7 +220,7 @@ class _Ranks:
             say(self._failed.message, sys.stderr)
         return self._code
 
-    def _note_end(self, rank: int, program: Program) -> None:
+    def _note_end(self, rank: int, program: JobProcess) -> None:
         if program.exit_code == 0:
             self._owner.tell_ended(rank)
         elif self._code == 0:
@@ -229,7 +229,7 @@ class _Ranks:
             self._owner.fail(self._failed)
             self._terminating_at = time.monotonic() + _NEWS_SECONDS
 
-    def _died(self, rank: int, program: Program) -> WorkerDied:
+    def _died(self, rank: int, program: JobProcess) -> WorkerDied:
         self._owner.read()  # its partition may have come just before its end
         phrase, code, number = describe_exit(program.process.returncode)
         partition = self._owner.partitions.get(rank)
@@ -244,7 +244,7 @@ class _Ranks:
             partition=partition,
         )
 
-    def _hurry(self, running: list[Program]) -> None:
+    def _hurry(self, running: list[JobProcess]) -> None:
         """Stops ranks that have not ended by themselves in time after one has failed."""
         now = time.monotonic()
         if self._terminating_at is not None and now > self._terminating_at:
@@ -273,7 +273,7 @@ def _forwarded(crew: _Ranks) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write(program: Program, line: bytes, is_error: bool) -> None:
+def _write(program: JobProcess, line: bytes, is_error: bool) -> None:
     """Prints a line of a rank other than the first, with its rank as prefix."""
     stream = sys.stderr if is_error else sys.stdout
     stream.write(f"[{program.host}] {line.decode(errors='replace')}")

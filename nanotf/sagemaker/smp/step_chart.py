@@ -12,10 +12,10 @@ from matplotlib.patches import Patch
 
 from nanotf.report.chart import COLOURS
 from nanotf.sagemaker.smp.rank_report import RankReport
-from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import Interval
 
-_OF_KIND = {Kind.FORWARD: COLOURS["compute"], Kind.BACKWARD: COLOURS["input"]}
+_OF_KIND = {Half.FORWARD: COLOURS["compute"], Half.BACKWARD: COLOURS["input"]}
 _WAITING, _OTHER = "#E4E4E4", "#8C8C8C"
 _OF_MEMORY = {
     "weights": COLOURS["epoch ends"],
@@ -54,8 +54,8 @@ def draw(
         one.spines[["top", "right"]].set_visible(False)
         one.tick_params(axis="y", length=0)
     colours = {
-        "forward": _OF_KIND[Kind.FORWARD],
-        "backward": _OF_KIND[Kind.BACKWARD],
+        "forward": _OF_KIND[Half.FORWARD],
+        "backward": _OF_KIND[Half.BACKWARD],
         "waiting": _WAITING,
         "messages, other": _OTHER,
         **_OF_MEMORY,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from nanotf.errors import JobError, NanoError, UnavailableError
 from nanotf.sagemaker.smp import communication, runtime, times
 from nanotf.sagemaker.smp.rank_report import RankReport
-from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import Execution, Interval
 
 _MIB = 2**20
@@ -24,7 +24,7 @@ _NO_BREAK = "\xa0"
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class StepReport:
     """A step of all processes.
 
     Args:
@@ -100,16 +100,16 @@ class Report:
         return [each.execution for each in self.ranks if each.execution is not None]
 
 
-_of_workers: Report | None = None  # of the last `fit` that has started the ranks
+_of_workers: StepReport | None = None  # of the last `fit` that has started the ranks
 
 
-def remember(report: Report | None) -> None:
+def remember(report: StepReport | None) -> None:
     """Sets the report that `last_report` returns in a process that is no rank."""
     global _of_workers
     _of_workers = report
 
 
-def last_report() -> Report:
+def last_report() -> StepReport:
     """Returns the times and the memory of the last step. All ranks call it, and all get it.
 
     Of the steps that ran last, one with gradients is preferred to one without, such as that of an
@@ -117,7 +117,7 @@ def last_report() -> Report:
     ranks, it is that of the last `fit`, which also returns it, as `history.nanotf`.
 
     Returns:
-        A `Report`.
+        A `StepReport`.
 
     Raises:
         JobError: No step ran since `smp.init`.
@@ -148,7 +148,7 @@ def last_report() -> Report:
         peak_bytes=peak,
     )
     ranks = tuple(communication.allgather(own))
-    return Report(config.partitions, config.microbatches, config.pipeline, ranks)
+    return StepReport(config.partitions, config.microbatches, config.pipeline, ranks)
 
 
 # ---------------------------------------------------------------------------------- text
@@ -156,7 +156,7 @@ def _counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def _table(report: Report) -> Iterator[str]:
+def _table(report: StepReport) -> Iterator[str]:
     """Yields a line for each process, under headings of three lines."""
     of_time = [
         [f"{1e3 * seconds:.2f}" for seconds in _times(each)] if each.execution else ["-"] * 4
@@ -182,7 +182,7 @@ def _table(report: Report) -> Iterator[str]:
 
 
 def _times(each: RankReport) -> tuple[float, ...]:
-    return each.seconds(Kind.FORWARD), each.seconds(Kind.BACKWARD), each.waiting, each.other
+    return each.seconds(Half.FORWARD), each.seconds(Half.BACKWARD), each.waiting, each.other
 
 
 def _memory(each: RankReport) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def step(
     signature = inspect.signature(function)
     slicing = Slicing(signature, frozenset(non_split_inputs), dict(input_split_axes or {}))
     slicing.check()
-    made = Step(function, slicing, options)
+    made = PartitionedStep(function, slicing, options)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def step(
     return call
 
 
-class Step:
+class PartitionedStep:
     """A decorated function.
 
     Args:

@@ -5,7 +5,8 @@ them messages, note when they began and ended; TensorFlow computed between two o
 costs a microsecond per message. Where no message follows a computation, as after the first
 partition's gradients, an operation of its own notes the end.
 
-A step's first operation begins it (`advice.Watch`), which forgets the times of its last execution.
+A step's first operation begins it (`advice.SpeedComparison`), which forgets the times of its last
+execution.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nanotf.sagemaker.smp.config import Config
-from nanotf.sagemaker.smp.schedule import Kind
+from nanotf.sagemaker.smp.schedule import Half
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Label:
     """
 
     microbatch: int
-    ends: Kind | None = None
+    ends: Half | None = None
     waits: bool = False
 
 
@@ -52,7 +53,7 @@ class Interval(NamedTuple):
         return self.ended - self.began
 
 
-class Block(NamedTuple):
+class ComputedHalf(NamedTuple):
     """The computation of one half of a microbatch.
 
     Args:
@@ -61,7 +62,7 @@ class Block(NamedTuple):
         time: `Interval`.
     """
 
-    kind: Kind
+    kind: Half
     microbatch: int
     time: Interval
 
@@ -73,13 +74,13 @@ class Execution:
     Args:
         number: int, 1 for the first execution of the traced step.
         whole: `Interval`, from the begin to the last operation's end.
-        blocks: tuple of `Block`, in order.
+        blocks: tuple of `ComputedHalf`, in order.
         waits: tuple of `Interval`, for messages.
     """
 
     number: int
     whole: Interval
-    blocks: tuple[Block, ...]
+    blocks: tuple[ComputedHalf, ...]
     waits: tuple[Interval, ...]
 
     @property
@@ -88,7 +89,7 @@ class Execution:
         return sum(block.time.length for block in self.blocks)
 
 
-class Times:
+class StepTimes:
     """Times of a traced step; keeps those of its last execution.
 
     Args:
@@ -110,7 +111,7 @@ class Times:
 
     def noting(self, label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes a function of the line note its times. Called when the step is traced."""
-        self.computes_gradients = self.computes_gradients or label.ends is Kind.BACKWARD
+        self.computes_gradients = self.computes_gradients or label.ends is Half.BACKWARD
 
         @functools.wraps(function)
         def noted(*args: Any) -> Any:
@@ -133,7 +134,7 @@ class Times:
         before, blocks, waits = self._began, [], []
         for label, interval in self._events:
             if label.ends is not None:
-                block = Block(label.ends, label.microbatch, Interval(before, interval.began))
+                block = ComputedHalf(label.ends, label.microbatch, Interval(before, interval.began))
                 blocks.append(block)
             if label.waits:
                 waits.append(interval)
@@ -142,10 +143,10 @@ class Times:
         return Execution(self.executions, whole, tuple(blocks), tuple(waits))
 
 
-_last: dict[bool, Times] = {}  # by `computes_gradients`: the step that ran last
+_last: dict[bool, StepTimes] = {}  # by `computes_gradients`: the step that ran last
 
 
-def last(config: Config) -> Times | None:
+def last(config: Config) -> StepTimes | None:
     """Returns the times of the step that ran last.
 
     Args:

@@ -51,7 +51,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedCall:
     """A traced call.
 
     Args:
@@ -85,7 +85,9 @@ class Traced:
         return {id(inner): outer for outer, inner in pairs if inner.dtype == tf.resource}
 
 
-def trace(call: Callable[..., Any], specs: Sequence[Any], creator: Callable[..., Any]) -> Traced:
+def trace(
+    call: Callable[..., Any], specs: Sequence[Any], creator: Callable[..., Any]
+) -> TracedCall:
     """Traces a call.
 
     Args:
@@ -113,7 +115,7 @@ def trace(call: Callable[..., Any], specs: Sequence[Any], creator: Callable[...,
         return found["outputs"]
 
     function = tf.compat.v1.wrap_function(traced, list(specs))
-    return Traced(function=function, effects=effects.operations, **found)
+    return TracedCall(function=function, effects=effects.operations, **found)
 
 
 def _check_results(flat: Sequence[Any]) -> None:

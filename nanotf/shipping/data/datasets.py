@@ -33,7 +33,7 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 # ------------------------------------------------------------------ the dataset, in the parent
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class DatasetSnapshot:
     """A dataset as it was at one moment.
 
     Args:
@@ -51,15 +51,15 @@ class Snapshot:
         return self.pickle, *self.arrays
 
 
-def snapshot(dataset: Any, last: Snapshot | None = None) -> Snapshot:
+def snapshot(dataset: Any, last: DatasetSnapshot | None = None) -> DatasetSnapshot:
     """Pickles a dataset.
 
     Args:
         dataset: the user's object.
-        last: `Snapshot` or None, an earlier one, whose blocks are used again where they are equal.
+        last: `DatasetSnapshot` or None, an earlier one, whose blocks are used again where equal.
 
     Returns:
-        A `Snapshot`, `last` itself if nothing has changed.
+        A `DatasetSnapshot`, `last` itself if nothing has changed.
 
     Raises:
         ShippingError: The dataset cannot be sent to another process; the message names it.
@@ -75,7 +75,7 @@ def snapshot(dataset: Any, last: Snapshot | None = None) -> Snapshot:
         if unchanged and last.nbytes == len(body) and _holds(last.pickle, memoryview(body)):
             return last
     arrays = (same.get(n) or _block_of(array) for n, array in enumerate(large))
-    return Snapshot(_block_of(memoryview(body)), len(body), tuple(arrays))
+    return DatasetSnapshot(_block_of(memoryview(body)), len(body), tuple(arrays))
 
 
 def _dumps(obj: Any, large: list[memoryview]) -> bytes:
@@ -112,7 +112,7 @@ def _block_of(content: memoryview) -> Block:
     return block
 
 
-class _DatasetPickler(pickling.Pickler):
+class _DatasetPickler(pickling.TensorPickler):
     """Pickler that marks random number generators, for `loads` to find."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -171,7 +171,7 @@ def _finding() -> Iterator[list[Held]]:
 
 
 def loads(body: Any, arrays: list[Any]) -> tuple[Any, list[Held]]:
-    """Makes a dataset from a `Snapshot`, in a reader.
+    """Makes a dataset from a `DatasetSnapshot`, in a reader.
 
     Args:
         body: bytes-like, the pickle.
@@ -188,7 +188,7 @@ def loads(body: Any, arrays: list[Any]) -> tuple[Any, list[Held]]:
 
 
 # ----------------------------------------------------------------------------- the batches
-class _BatchPickler(pickling.Pickler):
+class _BatchPickler(pickling.TensorPickler):
     """Pickler that keeps arrays out of the pickle, whatever their strides."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -222,7 +222,7 @@ def unpack_batch(
     return pickle.loads(body, buffers=buffers)
 
 
-class Slots:
+class BatchMemory:
     """A reader's memory for batches, which grows with what the parent holds."""
 
     def __init__(self) -> None:

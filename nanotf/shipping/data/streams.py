@@ -147,7 +147,7 @@ def check_dense(element_spec: Any, what: str) -> None:
             )
 
 
-class Channel(Protocol):
+class StreamChannel(Protocol):
     """The part of a worker's channel to the parent that a stream reader uses."""
 
     def send(self, message: messages.Message) -> None: ...
@@ -185,11 +185,11 @@ class StreamReader:
     The thread that reads the connection calls `deliver`; tf.data's threads call `iterate`.
 
     Args:
-        channel: `Channel`.
+        channel: `StreamChannel`.
         job: int, the number of the job whose streams it reads.
     """
 
-    def __init__(self, channel: Channel, job: int) -> None:
+    def __init__(self, channel: StreamChannel, job: int) -> None:
         self._channel = channel
         self._job = job
         self._inboxes: dict[tuple[int, int], _Inbox] = {}
@@ -356,7 +356,7 @@ class Coming:
             self.is_whole(iterator)
 
 
-class Epochs(Protocol):
+class EpochsToRead(Protocol):
     """The part of `compat.keras_epochs.Epochs` that a stream's writer uses."""
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
@@ -373,7 +373,7 @@ class StreamWriter:
 
     Args:
         stream: int.
-        data: `Epochs`.
+        data: `EpochsToRead`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
         trains: bool, whether the data are for training: then an epoch begins with `begin_epoch`,
             and `end_epoch` prepares the next.
@@ -388,7 +388,7 @@ class StreamWriter:
     def __init__(
         self,
         stream: int,
-        data: Epochs,
+        data: EpochsToRead,
         signature: Any,
         trains: bool,
         size: int,

@@ -180,7 +180,7 @@ def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
 
 
 # -------------------------------------------------------------------------------- the stream
-class Pickler(pickling.Pickler):
+class HeapPickler(pickling.TensorPickler):
     """Pickler that writes Keras's objects as numbers, and keeps them for `dump_attributes`.
 
     Args:
@@ -243,8 +243,8 @@ class Pickler(pickling.Pickler):
             self._written.append(self.attributes(obj))
             pickling.dump(self, self._written[-1], functools.partial(outlines.title, obj))
 
-    def for_trial(self) -> pickling.Pickler:
-        return Pickler(io.BytesIO(), lambda _: False, self._ids)
+    def for_trial(self) -> pickling.TensorPickler:
+        return HeapPickler(io.BytesIO(), lambda _: False, self._ids)
 
     def outline(self) -> str:
         """Returns the outline of the objects, as they were written."""
@@ -386,7 +386,7 @@ def _set_attributes(function: types.FunctionType, attributes: Mapping[str, Any])
 
 
 class Unpickler(pickle.Unpickler):
-    """Unpickler for the stream of a `Pickler`.
+    """Unpickler for the stream of a `HeapPickler`.
 
     Args:
         file: `io.BytesIO`.
@@ -427,7 +427,7 @@ class Unpickler(pickle.Unpickler):
         return self._made[number]
 
     def make(self, maker: Any) -> Any:
-        """Makes a bare object from the result of `Pickler.maker`."""
+        """Makes a bare object from the result of `HeapPickler.maker`."""
         return pickling.bare(maker) if isinstance(maker, type) else maker.make()
 
     def load_attributes(self) -> None:
@@ -457,7 +457,7 @@ class Unpickler(pickle.Unpickler):
         )
 
 
-def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
+def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) -> tuple[bytes, Any]:
     """Pickles objects and everything reachable from them.
 
     Args:
@@ -485,7 +485,7 @@ _outlines: dict[bytes, str] = {}  # by the bytes in front of them; the oldest fi
 _OUTLINES_KEPT = 8
 
 
-def _outline(file: io.BytesIO, pickler: Pickler) -> str:
+def _outline(file: io.BytesIO, pickler: HeapPickler) -> str:
     """Returns a pickler's outline, most often an earlier one's: equal bytes are equal objects."""
     key = hashlib.sha256(file.getbuffer()).digest()
     _outlines[key] = found = _outlines.pop(key, None) or pickler.outline()
@@ -540,7 +540,7 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     """
     with user_modules.ModulesByValue() as modules:
         named = {f"The model {model.name!r}": model}
-        data, pickler = dump(named, lambda file: Pickler(file, modules=modules))
+        data, pickler = dump(named, lambda file: HeapPickler(file, modules=modules))
     return data, pickler.numbered
 
 

@@ -286,7 +286,7 @@ def is_data(value: Any, depth: int = 20) -> bool:
     return False
 
 
-class Snapshot:
+class ContentsSnapshot:
     """Contents of a worker's copies before the call.
 
     Args:
@@ -315,7 +315,7 @@ class Snapshot:
 
 
 def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
-    """Gives the user's objects the contents of the copies, see `Snapshot.changed`."""
+    """Gives the user's objects the contents of the copies, see `ContentsSnapshot.changed`."""
     for number, contents in changed.items():
         value = mutables[number]
         _of(value).put(value, contents)

@@ -37,7 +37,7 @@ _DEEPEST, _MOST = 10, 1000  # steps of a path in an error, and parts of an objec
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
-    """Makes a `tf.function` from a `Pickler`'s description."""
+    """Makes a `tf.function` from a `TensorPickler`'s description."""
     return functions.for_worker(python_function, options)
 
 
@@ -94,7 +94,7 @@ def _rebuild_code(path: str, make: Any, args: tuple[Any, ...]) -> Any:
     return make(*args).replace(co_filename=path)
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that knows tensors and `tf.function`s.
 
     Args:
@@ -132,9 +132,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(obj)
         return _as_bare(obj) if reduced is NotImplemented else reduced
 
-    def for_trial(self) -> Pickler:
+    def for_trial(self) -> TensorPickler:
         """Returns another pickler of what this one takes, to find what cannot be pickled."""
-        return Pickler(io.BytesIO(), lambda _: False)
+        return TensorPickler(io.BytesIO(), lambda _: False)
 
     def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
         """Returns a tuple of the value of a closure's variable, empty if it has none."""
@@ -172,7 +172,7 @@ def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
         found.update({n: v for n, v in function.__globals__.items() if n in names})
     path = function.__code__.co_filename
     if path in linecache.cache and not pathlib.Path(path).is_file():
-        found["__nanotf_source__"] = _Source(path, linecache.getlines(path))
+        found["__nanotf_source__"] = _SourceText(path, linecache.getlines(path))
     return found
 
 
@@ -194,7 +194,7 @@ def _names_in_annotations(function: types.FunctionType) -> set[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Source:
+class _SourceText:
     """Source text without a file, which `inspect` finds wherever this is unpickled."""
 
     path: str
@@ -204,10 +204,10 @@ class _Source:
         return _remember_source, (self.path, self.lines)
 
 
-def _remember_source(path: str, lines: list[str]) -> _Source:
+def _remember_source(path: str, lines: list[str]) -> _SourceText:
     # Without a modification time, linecache never looks for it on disk.
     linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
-    return _Source(path, lines)
+    return _SourceText(path, lines)
 
 
 def dumps(obj: Any) -> bytes:
@@ -223,15 +223,15 @@ def dumps(obj: Any) -> bytes:
         ShippingError: Something in it cannot be sent; the message names it.
     """
     file = io.BytesIO()
-    dump(Pickler(file), obj)
+    dump(TensorPickler(file), obj)
     return file.getvalue()
 
 
-def dump(pickler: Pickler, obj: Any, holder: Callable[[], str] = str) -> None:
+def dump(pickler: TensorPickler, obj: Any, holder: Callable[[], str] = str) -> None:
     """Pickles an object; raises `ShippingError` as `dumps` does.
 
     Args:
-        pickler: `Pickler`.
+        pickler: `TensorPickler`.
         obj: any object.
         holder: callable, returns the name of the object whose attributes it is, for the error.
     """
@@ -253,7 +253,7 @@ def dump(pickler: Pickler, obj: Any, holder: Callable[[], str] = str) -> None:
         ) from error
 
 
-def _culprit(pickler: Pickler, obj: Any) -> tuple[str, Any]:
+def _culprit(pickler: TensorPickler, obj: Any) -> tuple[str, Any]:
     """Returns the path to the innermost part of an object that cannot be pickled, and the part."""
     path = ""
     for _ in range(_DEEPEST):
@@ -265,7 +265,7 @@ def _culprit(pickler: Pickler, obj: Any) -> tuple[str, Any]:
     return path.lstrip("."), obj
 
 
-def _travels(pickler: Pickler, part: Any) -> bool:
+def _travels(pickler: TensorPickler, part: Any) -> bool:
     try:
         pickler.for_trial().dump(part)
     except Exception:

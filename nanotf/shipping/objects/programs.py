@@ -86,7 +86,7 @@ def _is_made_here(cls: Any) -> bool:
     return issubclass(cls, identities.data_classes())
 
 
-class _Pickler(heap.Pickler):
+class _Pickler(heap.HeapPickler):
     """Pickler of the objects that a call refers to; importable modules are sent by name."""
 
     def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:

@@ -27,7 +27,7 @@ from nanotf.wire.blocks import Block
 Known = Mapping[str, Sequence[Any]]
 
 
-class Pickler(heap.Pickler):
+class WholePickler(heap.HeapPickler):
     """Pickler that sends the values of variables with the objects that the receiver lacks."""
 
     def maker(self, obj: Any) -> Any:
@@ -63,7 +63,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-class _ItemPickler(Pickler):
+class _ItemPickler(WholePickler):
     """Pickler of items and their results, which have no data in common with other processes."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -113,7 +113,7 @@ def dump(
         if known is None:
             data, _ = heap.dump(parts, lambda f: _ItemPickler(f, packer.add, modules=modules))
         else:
-            data, _ = heap.dump(parts, lambda f: Pickler(f, packer.add, _ids_of(known)))
+            data, _ = heap.dump(parts, lambda f: WholePickler(f, packer.add, _ids_of(known)))
     return Pickled(data, packer.places(since))
 
 

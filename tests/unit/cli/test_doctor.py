@@ -16,7 +16,7 @@ import nanotf
 from nanotf import cli
 from nanotf.cli import doctor, facts, self_test
 from nanotf.cli.report_text import render
-from nanotf.cli.usage import Process, Usage
+from nanotf.cli.usage import BusyProcess, Usage
 from nanotf.errors import InvalidArgumentError, PlacementError
 from nanotf.machine import topology
 from nanotf.machine.limits import read_system
@@ -28,9 +28,9 @@ USAGE = Usage(
     busy_cores=7.21,
     stolen_cores=0.5,
     processes=(
-        Process("train", 10, True, 2.0),
-        Process("solver", 11, False, 1.5, on_usable_cores=False),
-        *(Process("sh", pid, True, 0.2) for pid in range(12, 16)),
+        BusyProcess("train", 10, True, 2.0),
+        BusyProcess("solver", 11, False, 1.5, on_usable_cores=False),
+        *(BusyProcess("sh", pid, True, 0.2) for pid in range(12, 16)),
     ),
 )
 

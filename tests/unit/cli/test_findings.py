@@ -11,7 +11,7 @@ from machines import container, flat, laptop
 
 from nanotf.cli import doctor
 from nanotf.cli.report_text import render
-from nanotf.cli.usage import Process, Usage
+from nanotf.cli.usage import BusyProcess, Usage
 from nanotf.machine.cpus import LogicalCpu, Machine
 from nanotf.machine.installed import Installed
 from nanotf.machine.limits import System
@@ -138,8 +138,8 @@ def test_the_users_cap_bounds_the_advised_numbers_of_workers() -> None:
 
 
 # ------------------------------------------------------------- other users of the cores
-BUSY = Process("python", 41, True, 2.0)
-ELSEWHERE = Process("solver", 42, False, 30.0, on_usable_cores=False)
+BUSY = BusyProcess("python", 41, True, 2.0)
+ELSEWHERE = BusyProcess("solver", 42, False, 30.0, on_usable_cores=False)
 
 
 def test_busy_processes_are_named() -> None:
@@ -154,7 +154,7 @@ def test_busy_processes_are_named() -> None:
 
 
 @pytest.mark.parametrize("processes", [(ELSEWHERE,), (dataclasses.replace(BUSY, cores=0.4),)])
-def test_harmless_processes_are_no_finding(processes: tuple[Process, ...]) -> None:
+def test_harmless_processes_are_no_finding(processes: tuple[BusyProcess, ...]) -> None:
     assert find(usage=Usage(processes=processes)) == []
 
 
@@ -208,7 +208,9 @@ ONE_CAUSE = {
     ),
     "a busy pool": (
         describe(
-            usage=Usage(processes=(Process("nanotf-pinned", 100, True, 1.0),), pools=((99, (0,)),))
+            usage=Usage(
+                processes=(BusyProcess("nanotf-pinned", 100, True, 1.0),), pools=((99, (0,)),)
+            )
         ),
         ["Other processes keep 1.0 cores busy"],
     ),

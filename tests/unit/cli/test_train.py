@@ -74,7 +74,7 @@ def test_a_launcher_that_would_start_the_job_several_times(
 def test_a_failure_that_the_log_shows_is_not_repeated(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    state = record.State(
+    state = record.JobState(
         status=record.FAILED,
         phase=record.FAILED,
         owner=record.Owner.this_process(),

@@ -18,19 +18,19 @@ from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput
 from nanotf.sagemaker.estimator import estimator_arguments
 from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.jobs import launch
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, Request
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 
 ACCURACY = {"Name": "val:acc", "Regex": "val_accuracy: ([0-9.]+)"}
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Request]:
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[JobRequest]:
     """The requests of jobs that would have been started."""
-    found: list[Request] = []
+    found: list[JobRequest] = []
 
-    def start(request: Request, output: Any) -> JobFolder:
+    def start(request: JobRequest, output: Any) -> JobFolder:
         launch.check(request)
         found.append(request)
         return JobFolder(pathlib.Path(output) / request.name)
@@ -42,12 +42,12 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Re
     return found
 
 
-def _fit(requests: list[Request], **given: Any) -> Request:
+def _fit(requests: list[JobRequest], **given: Any) -> JobRequest:
     TensorFlow(entry_point="train.py", **given).fit(wait=False, job_name="a")
     return requests[-1]
 
 
-def test_arguments_become_a_request(requests: list[Request], tmp_path: pathlib.Path) -> None:
+def test_arguments_become_a_request(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
     request = _fit(
         requests,
         hyperparameters={"epochs": 3},
@@ -66,7 +66,9 @@ def test_arguments_become_a_request(requests: list[Request], tmp_path: pathlib.P
     assert request.checkpoints == str(tmp_path)
 
 
-def test_old_names_and_one_line(requests: list[Request], caplog: pytest.LogCaptureFixture) -> None:
+def test_old_names_and_one_line(
+    requests: list[JobRequest], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "nanotf"):
         request = _fit(
             requests, train_instance_count=2, train_instance_type="local", train_max_run=9
@@ -78,7 +80,7 @@ def test_old_names_and_one_line(requests: list[Request], caplog: pytest.LogCaptu
     )
 
 
-def test_names_that_matter_in_the_cloud_alone(requests: list[Request]) -> None:
+def test_names_that_matter_in_the_cloud_alone(requests: list[JobRequest]) -> None:
     names = dict.fromkeys(estimator_arguments.WITHOUT_EFFECT, "x")
     assert _fit(requests, model_dir=False, **names).hyperparameters == {}
 
@@ -103,7 +105,7 @@ def test_arguments_that_cannot_be_used(given: dict[str, Any], kind: type, text: 
     assert caught.type is kind
 
 
-def test_deploy_comes_later(requests: list[Request]) -> None:
+def test_deploy_comes_later(requests: list[JobRequest]) -> None:
     with pytest.raises(NotImplementedError, match=r"deploy\(\) comes with a later version"):
         TensorFlow(entry_point="train.py").deploy(1, "local")
 
@@ -154,20 +156,20 @@ def test_distribution(
     hosts: int,
     number: str | None,
     passed: dict[str, Any],
-    requests: list[Request],
+    requests: list[JobRequest],
 ) -> None:
     request = _fit(requests, distribution=distribution, instance_count=hosts, model_dir=False)
     assert request.num_processes == number
     assert request.hyperparameters == passed
 
 
-def test_num_processes_wins(requests: list[Request]) -> None:
+def test_num_processes_wins(requests: list[JobRequest]) -> None:
     mpi = {"mpi": {"enabled": True, "processes_per_host": 2}}
     assert _fit(requests, distribution=mpi, num_processes=1).num_processes == "1"
 
 
 def test_parameter_servers_are_told_once(
-    requests: list[Request], caplog: pytest.LogCaptureFixture
+    requests: list[JobRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "nanotf"):
         for _ in range(2):
@@ -176,7 +178,7 @@ def test_parameter_servers_are_told_once(
     assert "synchronously" in record.getMessage()
 
 
-def test_model_dir(requests: list[Request], tmp_path: pathlib.Path) -> None:
+def test_model_dir(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
     job = tmp_path / "jobs/a"
     mpi = {"mpi": {"enabled": True}}
 
@@ -192,7 +194,7 @@ def test_model_dir(requests: list[Request], tmp_path: pathlib.Path) -> None:
     assert passed(hyperparameters={"model_dir": "mine"}) == "mine"
 
 
-def test_names_of_jobs(requests: list[Request]) -> None:
+def test_names_of_jobs(requests: list[JobRequest]) -> None:
     estimator = TensorFlow(entry_point="train.py", base_job_name="my_job")
     estimator.fit(wait=False)
     estimator.fit(wait=False, job_name="b")
@@ -201,14 +203,14 @@ def test_names_of_jobs(requests: list[Request]) -> None:
     assert estimator.latest_training_job is estimator.jobs[1]
 
 
-def test_hyperparameters_can_be_set(requests: list[Request]) -> None:
+def test_hyperparameters_can_be_set(requests: list[JobRequest]) -> None:
     estimator = TensorFlow(entry_point="train.py", hyperparameters={"a": 1}, model_dir=False)
     estimator.set_hyperparameters(b=2)
     estimator.fit(wait=False)
     assert requests[0].hyperparameters == estimator.hyperparameters() == {"a": 1, "b": 2}
 
 
-def test_remote_output_is_uploaded(requests: list[Request]) -> None:
+def test_remote_output_is_uploaded(requests: list[JobRequest]) -> None:
     pytest.importorskip("fsspec")
     assert _fit(requests, output_path="memory://results").upload == "memory://results"
     assert _fit(requests, output_path="file:///tmp/x").upload is None
@@ -219,11 +221,11 @@ def test_inputs() -> None:
         "d", input_mode="Pipe", shuffle_config=ShuffleConfig(3), compression="Gzip"
     )
     assert as_channels(None, "File") == ()
-    assert as_channels("d", "File") == (Channel("training", "d"),)
-    assert as_channels(TrainingInput("d"), "Pipe") == (Channel("training", "d", "Pipe"),)
+    assert as_channels("d", "File") == (DataChannel("training", "d"),)
+    assert as_channels(TrainingInput("d"), "Pipe") == (DataChannel("training", "d", "Pipe"),)
     assert as_channels({"a": pathlib.Path("d"), "b": shuffled}, "File") == (
-        Channel("a", "d"),
-        Channel("b", "d", "Pipe", compression="Gzip", shuffle=3),
+        DataChannel("a", "d"),
+        DataChannel("b", "d", "Pipe", compression="Gzip", shuffle=3),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.jobs import addresses, data_channels
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.tree import Tree
 
 
@@ -21,8 +21,8 @@ def _tree(base: pathlib.Path) -> Tree:
 def test_options() -> None:
     text = "train=./a,b=c/d,mode=Pipe,shuffle=7,compression=Gzip,record-wrapping=RecordIO"
     assert data_channels.parse_options(["test=s3://b/t", text]) == [
-        Channel("test", "s3://b/t"),
-        Channel("train", "./a,b=c/d", "Pipe", None, compression="Gzip", wrapping="RecordIO",
+        DataChannel("test", "s3://b/t"),
+        DataChannel("train", "./a,b=c/d", "Pipe", None, compression="Gzip", wrapping="RecordIO",
                 shuffle=7),
     ]  # fmt: skip
 
@@ -59,11 +59,11 @@ def test_wrong_options(options: list[str], text: str) -> None:
 def test_bad_channels(changes: dict[str, object], text: str, tmp_path: pathlib.Path) -> None:
     values: dict[str, object] = {"name": "train", "source": str(tmp_path), **changes}
     with pytest.raises(InvalidArgumentError, match=text):
-        Channel(**values).check()  # type: ignore[arg-type]
+        DataChannel(**values).check()  # type: ignore[arg-type]
 
 
 def test_configuration() -> None:
-    assert Channel("a", ".", content_type="text/csv").configuration() == {
+    assert DataChannel("a", ".", content_type="text/csv").configuration() == {
         "TrainingInputMode": "File",
         "S3DistributionType": "FullyReplicated",
         "RecordWrapperType": "None",
@@ -75,7 +75,7 @@ def test_a_folder_is_linked(tmp_path: pathlib.Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x.txt").write_text("x")
     tree = _tree(tmp_path / "ml")
-    channel = Channel("train", f"file://{tmp_path}/data")
+    channel = DataChannel("train", f"file://{tmp_path}/data")
     assert data_channels.provide(channel, tree, tmp_path / "downloads") == tmp_path / "data"
     assert (tree.data / "train/x.txt").read_text() == "x"
     assert (tree.data / "train").is_symlink()
@@ -84,13 +84,15 @@ def test_a_folder_is_linked(tmp_path: pathlib.Path) -> None:
 def test_a_file_is_in_a_folder_of_its_own(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x.csv").write_text("1,2")
     tree = _tree(tmp_path / "ml")
-    data_channels.provide(Channel("train", str(tmp_path / "x.csv")), tree, tmp_path / "downloads")
+    data_channels.provide(
+        DataChannel("train", str(tmp_path / "x.csv")), tree, tmp_path / "downloads"
+    )
     assert [path.name for path in (tree.data / "train").iterdir()] == ["x.csv"]
 
 
 def test_pipes_get_a_feeder_instead_of_a_link(tmp_path: pathlib.Path) -> None:
     tree = _tree(tmp_path / "ml")
-    channel = Channel("a", str(tmp_path), "Pipe", shuffle=7, compression="Gzip")
+    channel = DataChannel("a", str(tmp_path), "Pipe", shuffle=7, compression="Gzip")
     source = data_channels.provide(channel, tree, tmp_path / "downloads")
     assert list(tree.data.iterdir()) == []
     assert data_channels.feeder_arguments(channel, source, tree) == [
@@ -103,7 +105,7 @@ def test_remote_data_are_copied_once(tmp_path: pathlib.Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
     memory.pipe({"/jobs/data/a.txt": b"a", "/jobs/data/sub/b.txt": b"b"})
-    channel = Channel("train", "memory://jobs/data")
+    channel = DataChannel("train", "memory://jobs/data")
     channel.check()
     for host in ("algo-1", "algo-2"):
         tree = _tree(tmp_path / host)
@@ -125,10 +127,10 @@ def test_storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(InvalidArgumentError, match=r"s3://b/t .*Install nanotf\[remote\]"):
-        Channel("a", "s3://b/t").check()
+        DataChannel("a", "s3://b/t").check()
 
 
 def test_unknown_storage() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(InvalidArgumentError, match="No storage of this kind is known"):
-        Channel("a", "nowhere://b").check()
+        DataChannel("a", "nowhere://b").check()

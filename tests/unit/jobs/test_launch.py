@@ -18,10 +18,10 @@ import pytest
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.machine.interpreter import nanotf_command
 from nanotf.sagemaker.jobs import launch
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, Request
-from nanotf.sagemaker.jobs.source import Source, command, shown
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
+from nanotf.sagemaker.jobs.source import SourceCode, command, shown
 from nanotf.wire import files
 
 
@@ -40,7 +40,7 @@ def script(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _refused(request: Request, output: pathlib.Path, text: str) -> None:
+def _refused(request: JobRequest, output: pathlib.Path, text: str) -> None:
     with pytest.raises(NanoError, match=text):
         launch.start(request, output)
     assert not (output / request.name).exists()
@@ -50,10 +50,13 @@ def _refused(request: Request, output: pathlib.Path, text: str) -> None:
     ("changes", "text"),
     [
         ({"name": "a b"}, "1 to 63 letters"),
-        ({"source": Source("no.py")}, r"The script must be a file. Received: no.py \(no such file"),
-        ({"source": Source(".")}, "a directory"),
-        ({"source": Source("t.py", "/no/such")}, "data must exist. Received: /no/such"),
-        ({"channels": (Channel("train", "/no/such"),)}, "data must exist. Received: /no/such"),
+        (
+            {"source": SourceCode("no.py")},
+            r"The script must be a file. Received: no.py \(no such file",
+        ),
+        ({"source": SourceCode(".")}, "a directory"),
+        ({"source": SourceCode("t.py", "/no/such")}, "data must exist. Received: /no/such"),
+        ({"channels": (DataChannel("train", "/no/such"),)}, "data must exist. Received: /no/such"),
         ({"metrics": (Metric("a", "b"),)}, "must have a group"),
         ({"hyperparameters": {"a": object()}}, "Received: a=<object"),
         ({"num_processes": "two"}, "-n must be a whole number, or 'auto'. Received: -n two"),
@@ -72,28 +75,28 @@ def test_bad_requests(
     tmp_path: pathlib.Path,
     started: list[JobFolder],
 ) -> None:
-    request = dataclasses.replace(Request("a", Source(str(script))), **changes)
+    request = dataclasses.replace(JobRequest("a", SourceCode(str(script))), **changes)
     _refused(request, tmp_path / "jobs", text)
     assert started == []
 
 
 def test_several_hosts_run_python(tmp_path: pathlib.Path, started: list[JobFolder]) -> None:
     (tmp_path / "train.sh").write_text("")
-    request = Request("a", Source(str(tmp_path / "train.sh")), instances=2)
+    request = JobRequest("a", SourceCode(str(tmp_path / "train.sh")), instances=2)
     _refused(request, tmp_path / "jobs", "Several hosts run Python scripts only")
 
 
 def test_a_missing_dependency(
     script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
 ) -> None:
-    request = Request("a", Source(str(script), dependencies=("/no/such",)))
+    request = JobRequest("a", SourceCode(str(script), dependencies=("/no/such",)))
     _refused(request, tmp_path / "jobs", "A dependency must be a file or a folder")
 
 
 def test_a_name_in_use(
     script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
 ) -> None:
-    request = Request("a", Source(str(script)))
+    request = JobRequest("a", SourceCode(str(script)))
     job = launch.start(request, tmp_path / "jobs")
     before = sorted(job.path.rglob("*"))
     with pytest.raises(InvalidArgumentError, match=r"must be new. Received: a, which is in use"):
@@ -115,7 +118,7 @@ def test_a_full_disk(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, function, full)
-    request = Request("a", Source(str(script)))
+    request = JobRequest("a", SourceCode(str(script)))
     with pytest.raises(JobError, match=r"room on the disk.*No space left on device"):
         launch.start(request, tmp_path / "jobs")
     assert list((tmp_path / "jobs").iterdir()) == []
@@ -131,7 +134,7 @@ def test_a_supervisor_that_does_not_start(
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     with pytest.raises(JobError, match=r"must start. Received: .*exit status 1.\nNo module named"):
-        launch.start(Request("a", Source(str(script))), tmp_path / "jobs")
+        launch.start(JobRequest("a", SourceCode(str(script))), tmp_path / "jobs")
     state = JobFolder(tmp_path / "jobs/a").read_state()
     assert state.status == "Failed"
     assert "supervisor must start" in str(state.failure_reason)
@@ -140,7 +143,7 @@ def test_a_supervisor_that_does_not_start(
 def test_trees_of_two_hosts(
     script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
 ) -> None:
-    request = Request("a", Source(str(script)), {"epochs": 3, "opt": "adam"}, instances=2)
+    request = JobRequest("a", SourceCode(str(script)), {"epochs": 3, "opt": "adam"}, instances=2)
     job = launch.start(request, tmp_path / "jobs")
     for host in ("algo-1", "algo-2"):
         tree = job.tree(host)
@@ -189,7 +192,7 @@ def test_source_folder(
     library.mkdir()
     for path in (folder / "sub/train.py", folder / "beside.py", library / "x.py"):
         path.touch()
-    source = Source("sub/train.py", str(pack(folder)), (str(library),))
+    source = SourceCode("sub/train.py", str(pack(folder)), (str(library),))
     source.check()
     source.copy(tmp_path / "code")
     found = {str(p.relative_to(tmp_path / "code")) for p in (tmp_path / "code").rglob("*.py")}
@@ -201,7 +204,7 @@ def test_an_archive_that_reaches_outside(tmp_path: pathlib.Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "x", arcname="../x")
     with pytest.raises(InvalidArgumentError, match=r"folder or a whole .tar.gz"):
-        Source("x", str(tmp_path / "a.tar.gz")).copy(tmp_path / "code")
+        SourceCode("x", str(tmp_path / "a.tar.gz")).copy(tmp_path / "code")
 
 
 @pytest.mark.parametrize("damage", ["cut", "one bit", "checksum", "not an archive", "absolute"])
@@ -225,7 +228,7 @@ def test_a_damaged_archive(damage: str, tmp_path: pathlib.Path) -> None:
         content = bytearray(b"text" * 100)
     archive.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=r"a whole .tar.gz. Received: .*a.tar.gz"):
-        Source("train.py", str(archive)).copy(tmp_path / "code")
+        SourceCode("train.py", str(archive)).copy(tmp_path / "code")
     assert not any((tmp_path / "code").iterdir())
 
 

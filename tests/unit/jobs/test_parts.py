@@ -12,9 +12,9 @@ import pytest
 
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
 from nanotf.sagemaker.jobs import commands, launch, simulated_hosts
-from nanotf.sagemaker.jobs.record import Request
-from nanotf.sagemaker.jobs.simulated_hosts import Part
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobRequest
+from nanotf.sagemaker.jobs.simulated_hosts import SimulatedHost
+from nanotf.sagemaker.jobs.source import SourceCode
 
 # Two NUMA nodes with two cores of two hyper-threads: cores 0 to 3, siblings 4 to 7.
 CPUS = tuple(LogicalCpu(n, n % 4, numa_node=n % 4 // 2) for n in range(8))
@@ -23,14 +23,14 @@ CPUS = tuple(LogicalCpu(n, n % 4, numa_node=n % 4 // 2) for n in range(8))
 def test_hosts_get_whole_cores_of_their_own() -> None:
     machine = Machine(CPUS)
     assert simulated_hosts.divide(2, 1, machine) == [
-        Part(2, frozenset({0, 1, 4, 5})),
-        Part(2, frozenset({2, 3, 6, 7})),
+        SimulatedHost(2, frozenset({0, 1, 4, 5})),
+        SimulatedHost(2, frozenset({2, 3, 6, 7})),
     ]
     assert simulated_hosts.divide(3, 1, machine)[2].cores == 1  # equal shares; a core is left over
 
 
 def test_one_host_has_all_cores_and_is_not_bound() -> None:
-    assert simulated_hosts.divide(1, 2, Machine(CPUS)) == [Part(4)]
+    assert simulated_hosts.divide(1, 2, Machine(CPUS)) == [SimulatedHost(4)]
 
 
 def test_a_mask_is_divided() -> None:
@@ -60,8 +60,8 @@ def test_a_share_that_fits_no_node_still_has_a_core_for_each_worker() -> None:
 
 def test_a_quota_binds_to_no_particular_cores() -> None:
     machine = Machine(CPUS, quota=2.0)
-    assert simulated_hosts.divide(2, 1, machine) == [Part(1), Part(1)]
-    assert simulated_hosts.divide(2, 2, machine) == [Part(2), Part(2)]
+    assert simulated_hosts.divide(2, 1, machine) == [SimulatedHost(1), SimulatedHost(1)]
+    assert simulated_hosts.divide(2, 2, machine) == [SimulatedHost(2), SimulatedHost(2)]
 
 
 def test_scripts_of_simulated_hosts_see_their_own_cores(
@@ -77,7 +77,7 @@ def test_scripts_of_simulated_hosts_see_their_own_cores(
     (tmp_path / "train.py").write_text(code)
     # Without `nanotf run`, which would wait for the other host.
     monkeypatch.setattr(commands.source, "command", lambda *_: [sys.executable, "train.py"])
-    request = Request("a", Source(str(tmp_path / "train.py")), instances=2)
+    request = JobRequest("a", SourceCode(str(tmp_path / "train.py")), instances=2)
     job = launch.start(request, tmp_path / "jobs")
     before = os.sched_getaffinity(0)
     found = []
@@ -96,7 +96,9 @@ def test_scripts_of_simulated_hosts_see_their_own_cores(
 def test_a_host_that_cannot_have_its_workers_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").touch()
     many = str(len(describe_machine().usable_cores()) + 1)
-    request = Request("a", Source(str(tmp_path / "train.py")), num_processes=many, instances=2)
+    request = JobRequest(
+        "a", SourceCode(str(tmp_path / "train.py")), num_processes=many, instances=2
+    )
     with pytest.raises(ValueError, match="Every worker needs cores of its own"):
         launch.check(request)
 
@@ -104,6 +106,6 @@ def test_a_host_that_cannot_have_its_workers_is_refused(tmp_path: pathlib.Path) 
 def test_a_process_is_born_bound() -> None:
     mask = frozenset(list(os.sched_getaffinity(0))[:1])
     code = "import os; print(*os.sched_getaffinity(0))"
-    with simulated_hosts.bound(Part(1, mask)):
+    with simulated_hosts.bound(SimulatedHost(1, mask)):
         said = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert {int(cpu) for cpu in said.split()} == mask

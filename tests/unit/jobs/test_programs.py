@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from nanotf.sagemaker.jobs import commands, launch
-from nanotf.sagemaker.jobs.record import Request
+from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.source import SourceCode
 
 
 def test_options_of_nanotf_run() -> None:
     def options(**changes: Any) -> list[str] | None:
-        return commands.run_options(Request("a", Source("t.py"), **changes))
+        return commands.run_options(JobRequest("a", SourceCode("t.py"), **changes))
 
     assert options() is None  # plain Python
     assert options(num_processes="2") == ["-n", "2"]
@@ -31,7 +31,7 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
     """`nanotf run` would take them from these variables, as it does in SageMaker."""
     monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
     (tmp_path / "train.py").touch()
-    request = Request("a", Source(str(tmp_path / "train.py")))
+    request = JobRequest("a", SourceCode(str(tmp_path / "train.py")))
     job = launch.start(request, tmp_path / "jobs")
 
     def names(hosts: str | None) -> set[str]:

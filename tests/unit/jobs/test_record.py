@@ -15,17 +15,17 @@ import pytest
 from nanotf.cli import main
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.sagemaker.jobs import record
-from nanotf.sagemaker.jobs.data_channels import Channel
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, Owner, Request, State
-from nanotf.sagemaker.jobs.source import Source
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
+from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.wire import files
 
 
 def _job(folder: pathlib.Path, owner: Owner, status: str = record.IN_PROGRESS) -> JobFolder:
     job = JobFolder(folder / "a")
     job.path.mkdir()
-    job.write_state(State(status, "Training", owner, record.now()))
+    job.write_state(JobState(status, "Training", owner, record.now()))
     return job
 
 
@@ -53,11 +53,11 @@ def test_bad_names(name: str) -> None:
 
 
 def test_request_survives_the_disk(tmp_path: pathlib.Path) -> None:
-    request = Request(
+    request = JobRequest(
         "a",
-        Source("train.py", "src", ("lib",)),
+        SourceCode("train.py", "src", ("lib",)),
         hyperparameters={"a": [1, None], "b": {"c": True}},
-        channels=(Channel("train", "/d", "Pipe", shuffle=1),),
+        channels=(DataChannel("train", "/d", "Pipe", shuffle=1),),
         num_processes="2",
         metrics=(Metric("m", "(.)"),),
         environment={"A": "b"},
@@ -67,7 +67,7 @@ def test_request_survives_the_disk(tmp_path: pathlib.Path) -> None:
 
 
 def test_hosts_are_sorted_as_texts() -> None:
-    names = Request("a", Source("t.py"), instances=10).host_names
+    names = JobRequest("a", SourceCode("t.py"), instances=10).host_names
     assert names[:3] == ["algo-1", "algo-10", "algo-2"]
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_record_whole(
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        job.write_state(State(record.COMPLETED, "Completed", Owner.this_process(), record.now()))
+        job.write_state(JobState(record.COMPLETED, "Completed", Owner.this_process(), record.now()))
     assert (job.path / "state.json").read_bytes() == before
     assert [path.name for path in job.path.iterdir()] == ["state.json"]
 
@@ -164,6 +164,8 @@ def test_one_damaged_state_hides_no_other_job(
 
 def test_only_the_user_reads_a_job(tmp_path: pathlib.Path) -> None:
     job = _job(tmp_path, Owner.this_process())
-    job.write_request(Request("a", Source("train.py"), hyperparameters={"api_key": "secret"}))
+    job.write_request(
+        JobRequest("a", SourceCode("train.py"), hyperparameters={"api_key": "secret"})
+    )
     for name in ("state.json", "request.json"):
         assert (job.path / name).stat().st_mode & 0o777 == 0o600

@@ -12,9 +12,9 @@ import pytest
 
 from nanotf.errors import JobError
 from nanotf.sagemaker.jobs import failure, follow, launch, record, supervisor
-from nanotf.sagemaker.jobs.record import JobFolder, Request, State
-from nanotf.sagemaker.jobs.source import Source
-from nanotf.sagemaker.jobs.supervisor import Supervisor
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
+from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.sagemaker.jobs.supervisor import JobSupervisor
 
 
 def _full(*_: Any, **__: Any) -> Any:
@@ -29,13 +29,13 @@ class _Program:
 def job(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
     (tmp_path / "train.py").touch()
-    return launch.start(Request("a", Source(str(tmp_path / "train.py"))), tmp_path / "jobs")
+    return launch.start(JobRequest("a", SourceCode(str(tmp_path / "train.py"))), tmp_path / "jobs")
 
 
 def test_a_full_disk_shortens_the_log_alone(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    owner = Supervisor(job)
+    owner = JobSupervisor(job)
     with monkeypatch.context() as patches:
         patches.setattr(supervisor.os, "open", _full)
         for _ in range(2):
@@ -47,7 +47,7 @@ def test_a_full_disk_shortens_the_log_alone(
 def test_a_full_disk_leaves_the_state(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    owner = Supervisor(job)
+    owner = JobSupervisor(job)
     with monkeypatch.context() as patches:
         patches.setattr(JobFolder, "write_state", _full)
         owner._become(phase="Training")
@@ -58,10 +58,10 @@ def test_a_full_disk_leaves_the_state(
 
 
 def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, tries = Supervisor(job), []
+    owner, tries = JobSupervisor(job), []
     write = JobFolder.write_state
 
-    def full_at_first(self: JobFolder, state: State) -> None:
+    def full_at_first(self: JobFolder, state: JobState) -> None:
         tries.append(state)
         if len(tries) < 3:
             _full()
@@ -78,11 +78,11 @@ def test_a_job_that_the_launching_process_gave_up(job: JobFolder) -> None:
     state = job.read_state()
     job.write_state(dataclasses.replace(state, status=record.FAILED))
     with pytest.raises(JobError, match="a job that has not ended"):
-        Supervisor(job).take_over()
+        JobSupervisor(job).take_over()
 
 
 def test_a_job_that_is_stopped_before_its_script_begins(job: JobFolder) -> None:
-    owner = Supervisor(job)
+    owner = JobSupervisor(job)
     owner.take_over()
     owner._on_signal()
     owner.run()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from nanotf.errors import CollectiveError
-from nanotf.parent.loop.divergence import Partings
-from nanotf.wire.failures import Failure, Kind
+from nanotf.parent.loop.divergence import DivergenceDetector
+from nanotf.wire.failures import Failure, FailureKind
 from nanotf.wire.messages import Reached
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_failures_of_a_collective_that_count_as_divergence(kind: Kind) -> None:
-    found = Partings("train", 2).explain(1, Failure(kind, 1, "so it is", "do that"))
-    assert (found is not None) == (kind in (Kind.DIFFERENT, Kind.EXPIRED))
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_failures_of_a_collective_that_count_as_divergence(kind: FailureKind) -> None:
+    found = DivergenceDetector("train", 2).explain(1, Failure(kind, 1, "so it is", "do that"))
+    assert (found is not None) == (kind in (FailureKind.DIFFERENT, FailureKind.EXPIRED))
     if found is not None:
         assert "Received: in train, in rank 1 a collective failed: so it is. Decide" in str(found)
 
@@ -22,7 +22,7 @@ def test_failures_of_a_collective_that_count_as_divergence(kind: Kind) -> None:
     ("count", "fingerprint", "differ"), [(2, 5, False), (2, 6, True), (1, 6, False)]
 )
 def test_counts_and_fingerprints(count: int, fingerprint: int, differ: bool) -> None:
-    partings = Partings("train", 2)
+    partings = DivergenceDetector("train", 2)
     partings.hear(Reached(7, 0, 2, 5, "all_reduce of float32[3]"))
     partings.hear(Reached(7, 1, count, fingerprint, "all_reduce of float32[4]"))
     if not differ:

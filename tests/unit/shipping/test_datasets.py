@@ -22,7 +22,7 @@ class Data:
         self.twin = np.random.default_rng(1)
 
 
-def _loaded(snapshot: datasets.Snapshot) -> tuple[Any, list[datasets.Held]]:
+def _loaded(snapshot: datasets.DatasetSnapshot) -> tuple[Any, list[datasets.Held]]:
     body = snapshot.pickle.array(0, (snapshot.nbytes,), np.uint8).data
     arrays = [block.array(0, (block.nbytes,), np.uint8).data for block in snapshot.arrays]
     return datasets.loads(body, arrays)
@@ -78,7 +78,7 @@ def test_what_cannot_be_sent_is_named() -> None:
 
 
 def test_batches_lie_in_slots_that_are_used_again() -> None:
-    slots = datasets.Slots()
+    slots = datasets.BatchMemory()
     images = np.moveaxis(np.random.default_rng(0).normal(size=(64, 8, 40)), 1, 2)
     batch = ({"images": images, "names": ["a", None]}, np.arange(64))
     body, packer = datasets.pack_batch(batch)

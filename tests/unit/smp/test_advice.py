@@ -51,7 +51,7 @@ def _run(other_computes: int, caplog: pytest.LogCaptureFixture) -> tuple[list[An
         return {0: array, 1: other}
 
     for number in range(2):  # two traces of a step
-        watch = advice.Watch(f"step{number}", Clock(), gather)  # type: ignore[arg-type]
+        watch = advice.SpeedComparison(f"step{number}", Clock(), gather)  # type: ignore[arg-type]
         for _ in range(advice.SKIPPED + advice.SAMPLES + 5):
             watch.begins()
     return sent, caplog.text

@@ -10,26 +10,26 @@ import pytest
 from nanotf.errors import JobError, NanoError, UnavailableError
 from nanotf.sagemaker.smp import runtime, step_report
 from nanotf.sagemaker.smp.rank_report import RankReport
-from nanotf.sagemaker.smp.schedule import Kind
-from nanotf.sagemaker.smp.step_report import Report, last_report
-from nanotf.sagemaker.smp.times import Block, Execution, Interval
+from nanotf.sagemaker.smp.schedule import Half
+from nanotf.sagemaker.smp.step_report import StepReport, last_report
+from nanotf.sagemaker.smp.times import ComputedHalf, Execution, Interval
 
 MS, MIB = 1_000_000, 2**20
 
 
-def _report(partitions: int = 2) -> Report:
+def _report(partitions: int = 2) -> StepReport:
     ranks = []
     for rank in range(partitions):
         begin = 1000 * MS + rank * MS
         blocks = (
-            Block(Kind.FORWARD, 0, Interval(begin, begin + 2 * MS)),
-            Block(Kind.BACKWARD, 0, Interval(begin + 5 * MS, begin + 8 * MS)),
+            ComputedHalf(Half.FORWARD, 0, Interval(begin, begin + 2 * MS)),
+            ComputedHalf(Half.BACKWARD, 0, Interval(begin + 5 * MS, begin + 8 * MS)),
         )
         waits = (Interval(begin + 2 * MS, begin + 4 * MS),)
         execution = Execution(7, Interval(begin, begin + 8 * MS), blocks, waits)
         known = execution if partitions > 1 else None
         ranks.append(RankReport(rank, rank, 0, known, 3 * MIB, 6 * MIB, 400 * MIB))
-    return Report(partitions, 1, "simple", tuple(ranks))
+    return StepReport(partitions, 1, "simple", tuple(ranks))
 
 
 def test_table() -> None:

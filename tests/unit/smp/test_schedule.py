@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from nanotf.sagemaker.smp.config import check
-from nanotf.sagemaker.smp.schedule import Action, Kind, actions
+from nanotf.sagemaker.smp.schedule import Action, Half, actions
 
 
 def _text(partition: int, **config: object) -> str:
@@ -38,7 +38,7 @@ def test_no_order_deadlocks(pipeline: str, active: int) -> None:
         )
         left = [actions(config, number) for number in range(partitions)]
         assert all(len(set(map(str, order))) == 2 * microbatches for order in left)
-        done: set[tuple[Kind, int, int]] = set()
+        done: set[tuple[Half, int, int]] = set()
         while any(left):
             ready = [
                 n
@@ -52,11 +52,11 @@ def test_no_order_deadlocks(pipeline: str, active: int) -> None:
 
 
 def _is_ready(
-    action: Action, partition: int, partitions: int, done: set[tuple[Kind, int, int]]
+    action: Action, partition: int, partitions: int, done: set[tuple[Half, int, int]]
 ) -> bool:
     kind, microbatch = action.kind, action.microbatch
-    if kind is Kind.FORWARD:
+    if kind is Half.FORWARD:
         return all((kind, microbatch, earlier) in done for earlier in range(partition))
-    results = (Kind.FORWARD, microbatch, partitions - 1) in done
+    results = (Half.FORWARD, microbatch, partitions - 1) in done
     later = range(partition + 1, partitions)
     return results and all((kind, microbatch, n) in done for n in later)

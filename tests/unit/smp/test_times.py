@@ -6,8 +6,8 @@ import pytest
 
 from nanotf.sagemaker.smp import times
 from nanotf.sagemaker.smp.config import Config, load
-from nanotf.sagemaker.smp.schedule import Kind
-from nanotf.sagemaker.smp.times import Label, Times
+from nanotf.sagemaker.smp.schedule import Half
+from nanotf.sagemaker.smp.times import Label, StepTimes
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_computations_lie_between_messages(config: Config, clock: list[int]) -> None:
-    made = Times(config)
-    send = made.noting(Label(0, Kind.FORWARD), lambda x: x + 1)
+    made = StepTimes(config)
+    send = made.noting(Label(0, Half.FORWARD), lambda x: x + 1)
     receive = made.noting(Label(0, waits=True), lambda: "letter")
-    note = made.noting(Label(0, Kind.BACKWARD), lambda: None)
+    note = made.noting(Label(0, Half.BACKWARD), lambda: None)
     for _ in range(2):  # the second execution forgets the first
         clock += [100, 130, 140, 145, 200, 260, 262]
         made.begins()
@@ -39,16 +39,16 @@ def test_computations_lie_between_messages(config: Config, clock: list[int]) -> 
     assert found.number == 2
     assert found.whole == (100, 262)
     assert [(b.kind, b.microbatch, *b.time) for b in found.blocks] == [
-        (Kind.FORWARD, 0, 100, 130),
-        (Kind.BACKWARD, 0, 200, 260),
+        (Half.FORWARD, 0, 100, 130),
+        (Half.BACKWARD, 0, 200, 260),
     ]
     assert found.waits == ((145, 200),)
     assert found.computed == 90
 
 
 def test_a_step_with_gradients_is_preferred(config: Config, clock: list[int]) -> None:
-    training, evaluation = Times(config), Times(config)
-    training.noting(Label(0, Kind.BACKWARD), lambda: None)
+    training, evaluation = StepTimes(config), StepTimes(config)
+    training.noting(Label(0, Half.BACKWARD), lambda: None)
     assert times.last(config) is None
     clock += [1, 2, 3]
     evaluation.begins()

@@ -71,9 +71,9 @@ def test_messages_arrive_in_order(ends: tuple[Channel, Channel]) -> None:
 def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None:
     parent, worker = ends
     pipes = [os.pipe() for _ in range(2)]
-    parent.send(messages.Job(1, b"", (1, 2)), [reader for reader, _ in pipes])
+    parent.send(messages.Order(1, b"", (1, 2)), [reader for reader, _ in pipes])
     parent.send(messages.Stop())
-    assert isinstance(worker.receive(), messages.Job)
+    assert isinstance(worker.receive(), messages.Order)
     received = worker.receive_fds(2)
     assert isinstance(worker.receive(), messages.Stop)
     for (_, writer), fd in zip(pipes, received, strict=True):
@@ -101,7 +101,7 @@ def test_closed_end_is_told(ends: tuple[Channel, Channel]) -> None:
         parent.receive_fds(1)
     with pytest.raises(ChannelClosed):
         for _ in range(1000):
-            parent.send(messages.Job(1, b"x" * 4096))
+            parent.send(messages.Order(1, b"x" * 4096))
 
 
 def test_an_end_that_does_nothing_is_not_waited_for(ends: tuple[Channel, Channel]) -> None:
@@ -110,7 +110,7 @@ def test_an_end_that_does_nothing_is_not_waited_for(ends: tuple[Channel, Channel
     with pytest.raises(BlockingIOError):
         parent.receive()
     with pytest.raises(BlockingIOError):
-        parent.send(messages.Job(1, b"x" * 10**7))
+        parent.send(messages.Order(1, b"x" * 10**7))
     parent.limit(0)
     threading.Timer(0.2, worker.send, [messages.Ready(3)]).start()
     assert parent.receive() == messages.Ready(3)
@@ -129,7 +129,7 @@ def test_a_waiting_thread_continues_when_a_channel_is_shut_down(
 
     def send() -> None:
         with pytest.raises(ChannelClosed):
-            parent.send(messages.Job(1, b"x" * 10**7))
+            parent.send(messages.Order(1, b"x" * 10**7))
         ended.append("send")
 
     threads = [threading.Thread(target=receive), threading.Thread(target=send)]
@@ -147,7 +147,7 @@ def test_an_outbox_waits_in_place_of_the_sender(ends: tuple[Channel, Channel]) -
     failures: list[BaseException] = []
     outbox = Outbox(parent, "nanotf-test", failures.append)
     reader, writer = os.pipe()
-    big = packed(messages.Job(1, b"x" * 10**7, (1,)))
+    big = packed(messages.Order(1, b"x" * 10**7, (1,)))
     parcels = [Parcel(big, [writer], 1) for _ in range(3)]
     os.close(writer)
     for parcel in parcels:

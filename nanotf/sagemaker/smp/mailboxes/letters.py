@@ -1,7 +1,7 @@
 """Messages that processes send each other through mailboxes: datagrams, and shared blocks.
 
 A datagram is a pickled object of a class below. Small arrays travel in it. Larger ones, and long
-descriptions of many arrays, travel in a block, whose descriptor goes with a `Parcel`:
+descriptions of many arrays, travel in a block, whose descriptor goes with a `LetterBlock`:
 
     [ the pickled `Letter`, without content | array | array | ... ]   each part aligned
 
@@ -44,7 +44,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class LetterBlock:
     """A block that holds a letter; its descriptor comes with the datagram.
 
     Args:
@@ -57,7 +57,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Wait:
+class MailboxWait:
     """A receive that waits for a letter.
 
     Args:
@@ -72,12 +72,12 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Report:
+class WaitReport:
     """The state of a rank that waits, sent to its supervisor about once a second.
 
     Args:
         rank: int.
-        waits: tuple of `Wait`, all of this moment.
+        waits: tuple of `MailboxWait`, all of this moment.
         sent: tuple of int, the letters sent so far, by destination.
         received: tuple of int, the letters received so far, by source.
         seconds: float, processor time that its process has used.
@@ -85,7 +85,7 @@ class Report:
     """
 
     rank: int
-    waits: tuple[Wait, ...]
+    waits: tuple[MailboxWait, ...]
     sent: tuple[int, ...]
     received: tuple[int, ...]
     seconds: float
@@ -108,14 +108,14 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankEnded:
     """The supervisor tells the ranks that one has ended as it should: `rank`, int."""
 
     rank: int
 
 
 @dataclass(frozen=True)
-class Failed:
+class AllFailed:
     """The supervisor tells the ranks that all fails: `error`, raised by every call from now on."""
 
     error: NanoError
@@ -159,10 +159,10 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
     block.write(0, np.frombuffer(head, np.uint8))
     for offset, array in zip(offsets, arrays, strict=True):
         block.write(offset, array)
-    return pickle.dumps(Parcel(block.nbytes, len(head)), pickle.HIGHEST_PROTOCOL), block
+    return pickle.dumps(LetterBlock(block.nbytes, len(head)), pickle.HIGHEST_PROTOCOL), block
 
 
-def unpack(message: Letter | Parcel, fd: int | None) -> tuple[Letter, list[Array]]:
+def unpack(message: Letter | LetterBlock, fd: int | None) -> tuple[Letter, list[Array]]:
     """Returns a letter and its arrays, which are writable.
 
     Args:

@@ -35,19 +35,19 @@ from nanotf.errors import CollectiveError, InvalidArgumentError, NanoError
 from nanotf.machine import threads
 from nanotf.sagemaker.smp.mailboxes.letters import (
     DATAGRAM_BYTES,
+    AllFailed,
     Array,
-    Ended,
-    Failed,
     Introduction,
     Letter,
-    Parcel,
-    Report,
-    Wait,
+    LetterBlock,
+    MailboxWait,
+    RankEnded,
+    WaitReport,
     Wake,
     pack,
     unpack,
 )
-from nanotf.sagemaker.smp.mailboxes.outboxes import Outbox
+from nanotf.sagemaker.smp.mailboxes.outboxes import InboxSender
 
 REPORT_SECONDS = 1.0  # between two reports of a rank that waits
 _FULL_SECONDS = 0.005  # until the next try, where the system has no room for a datagram
@@ -93,14 +93,14 @@ class Mailbox:
         for fd in spec.fds:
             os.set_inheritable(fd, False)
         self._inbox = socket.socket(fileno=spec.inbox)
-        *outboxes, self._supervisor = [Outbox(fd) for fd in spec.outboxes]
+        *outboxes, self._supervisor = [InboxSender(fd) for fd in spec.outboxes]
         self._outboxes = outboxes
         self._numbers = itertools.count()
         self._parent = os.getppid()
         self._changed = threading.Condition()
         # Guarded by `_changed`. The thread fills boxes, `receive` empties them.
         self._boxes: dict[tuple[int, str], collections.deque[list[Array]]] = {}
-        self._waits: dict[int, Wait] = {}
+        self._waits: dict[int, MailboxWait] = {}
         self._received = [0] * self.size
         self._ended: set[int] = set()
         self._failure: NanoError | None = None
@@ -176,7 +176,7 @@ class Mailbox:
         self._check_rank("source", source)
         what = what or f"receive(source={source}, tag={tag!r})"
         key = (source, tag)
-        wait = Wait(next(self._numbers), source, what)
+        wait = MailboxWait(next(self._numbers), source, what)
         with self._changed:
             try:
                 while not (box := self._boxes.get(key)):
@@ -255,7 +255,7 @@ class Mailbox:
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------- the thread
-    def _post(self, outbox: Outbox, data: bytes, block: Any) -> None:
+    def _post(self, outbox: InboxSender, data: bytes, block: Any) -> None:
         if not outbox.send(data, block):
             self._wake()
 
@@ -277,7 +277,7 @@ class Mailbox:
         except Exception as error:
             self._fail(CollectiveError(f"The mailbox of rank {self.rank} has failed: {error!r}."))
 
-    def _pending(self) -> list[Outbox]:
+    def _pending(self) -> list[InboxSender]:
         return [o for o in (*self._outboxes, self._supervisor) if o.has_pending]
 
     def _wait_for_io(self, until: float) -> None:
@@ -311,16 +311,16 @@ class Mailbox:
         if flags & socket.MSG_CTRUNC and not fds:
             raise OSError("this process has no file descriptors left (`ulimit -n`)")
         message = pickle.loads(data)
-        if isinstance(message, (Letter, Parcel)):
+        if isinstance(message, (Letter, LetterBlock)):
             letter, arrays = unpack(message, fds[0] if fds else None)
             with self._changed:
                 self._received[letter.source] += 1
                 box = self._boxes.setdefault((letter.source, letter.tag), collections.deque())
                 box.append(arrays)
                 self._changed.notify_all()
-        elif isinstance(message, Failed):
+        elif isinstance(message, AllFailed):
             self._fail(message.error)
-        elif isinstance(message, Ended):
+        elif isinstance(message, RankEnded):
             self._outboxes[message.rank].abandon()
             with self._changed:
                 self._ended.add(message.rank)
@@ -336,7 +336,7 @@ class Mailbox:
         if waits:
             sent = tuple(outbox.sent for outbox in self._outboxes)
             is_busy = threads.others_run()
-            report = Report(self.rank, waits, sent, received, time.process_time(), is_busy)
+            report = WaitReport(self.rank, waits, sent, received, time.process_time(), is_busy)
             try:
                 self._supervisor.offer(pickle.dumps(report))
             except OSError as error:

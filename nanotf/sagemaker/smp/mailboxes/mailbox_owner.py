@@ -15,14 +15,14 @@ from nanotf.errors import CollectiveError, NanoError
 from nanotf.machine import threads
 from nanotf.sagemaker.smp.mailboxes.letters import (
     DATAGRAM_BYTES,
-    Ended,
-    Failed,
+    AllFailed,
     Introduction,
-    Report,
+    RankEnded,
+    WaitReport,
 )
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
-from nanotf.sagemaker.smp.mailboxes.outboxes import Outbox
-from nanotf.sagemaker.smp.mailboxes.waits import Watch, describe
+from nanotf.sagemaker.smp.mailboxes.outboxes import InboxSender
+from nanotf.sagemaker.smp.mailboxes.waits import RankReports, describe
 from nanotf.wire.memory_files import above_standard
 
 
@@ -44,13 +44,13 @@ class MailboxOwner:
         self._introductions: dict[int, list[str]] = {}  # by rank
         self.partitions: dict[int, int] = {}
         self._reading = threading.Lock()
-        self._watch = Watch()  # guarded by `_reading`, like the above
+        self._watch = RankReports()  # guarded by `_reading`, like the above
         self._failing = threading.Lock()
         self._failure: NanoError | None = None  # guarded by `_failing`, set once
         ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(size + 1)]
         *self._inboxes, own = [above_standard(reader.detach()) for reader, _ in ends]
         self._inbox = socket.socket(fileno=own)
-        self._outboxes = [Outbox(above_standard(writer.detach())) for _, writer in ends]
+        self._outboxes = [InboxSender(above_standard(writer.detach())) for _, writer in ends]
 
     def spec(self, rank: int) -> MailboxSpec:
         """Returns what a child process needs that inherits these descriptors (`pass_fds`)."""
@@ -85,7 +85,7 @@ class MailboxOwner:
                     break
                 if isinstance(message, Introduction):
                     self._meet(message)
-                elif isinstance(message, Report):
+                elif isinstance(message, WaitReport):
                     self._watch.note(message)
             for text in self._watch.long_waits(self._patience):
                 logger.warning("%s", text)
@@ -109,7 +109,7 @@ class MailboxOwner:
 
     def tell_ended(self, rank: int) -> None:
         """Tells the ranks that one has ended as it should. Who waits for it raises."""
-        self._tell(pickle.dumps(Ended(rank)))
+        self._tell(pickle.dumps(RankEnded(rank)))
 
     def fail(self, error: NanoError) -> None:
         """Makes all present and later calls of all ranks raise an error; the first one counts."""
@@ -117,7 +117,7 @@ class MailboxOwner:
             if self._failure is not None:
                 return
             self._failure = error
-        self._tell(pickle.dumps(Failed(error)))
+        self._tell(pickle.dumps(AllFailed(error)))
 
     def flush(self) -> bool:
         """Sends what was pending. Returns True if nothing is left; call it again otherwise."""

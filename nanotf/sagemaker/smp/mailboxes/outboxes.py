@@ -14,7 +14,7 @@ from nanotf.wire.blocks import Block
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ETOOMANYREFS)
 
 
-class Outbox:
+class InboxSender:
     """The sending end of a process's inbox. Any thread may send.
 
     Args:

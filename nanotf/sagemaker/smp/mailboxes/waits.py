@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from nanotf.errors import CollectiveError
-from nanotf.sagemaker.smp.mailboxes.letters import Report
+from nanotf.sagemaker.smp.mailboxes.letters import WaitReport
 
 STILL_SECONDS = 3.0
 FRESH_SECONDS = 2.5  # more than two of `mailbox.REPORT_SECONDS`
@@ -30,12 +30,12 @@ _SHOWN = 8  # ranks in a message, and waits of one
 
 @dataclass(frozen=True)
 class _Seen:
-    report: Report
+    report: WaitReport
     at: float
     since: float  # the first report that said the same
 
 
-class Watch:
+class RankReports:
     """The reports of all ranks.
 
     Args:
@@ -48,7 +48,7 @@ class Watch:
         self._begins: dict[int, dict[int, float]] = {}  # of waits, by rank and number
         self._named: set[tuple[int, int]] = set()  # by `long_waits`
 
-    def note(self, report: Report) -> None:
+    def note(self, report: WaitReport) -> None:
         """Takes a rank's report."""
         now, last = self._clock(), self._seen.get(report.rank)
         since = now
@@ -80,7 +80,7 @@ class Watch:
                     )
         return texts
 
-    def stuck(self) -> list[Report]:
+    def stuck(self) -> list[WaitReport]:
         """Returns the reports of the ranks that wait for each other; empty if there are none."""
         now = self._clock()
         still = {
@@ -91,11 +91,11 @@ class Watch:
         return list(stuck(still).values())
 
 
-def _same(one: Report, other: Report) -> bool:
+def _same(one: WaitReport, other: WaitReport) -> bool:
     return (one.waits, one.sent, one.received) == (other.waits, other.sent, other.received)
 
 
-def stuck(reports: Mapping[int, Report]) -> dict[int, Report]:
+def stuck(reports: Mapping[int, WaitReport]) -> dict[int, WaitReport]:
     """Returns the reports of the ranks that cannot proceed, if all reports are of one moment.
 
     Args:
@@ -110,7 +110,7 @@ def stuck(reports: Mapping[int, Report]) -> dict[int, Report]:
             del found[rank]
 
 
-def _is_stuck(report: Report, among: Mapping[int, Report]) -> bool:
+def _is_stuck(report: WaitReport, among: Mapping[int, WaitReport]) -> bool:
     for wait in report.waits:
         source = among.get(wait.source)
         if source is None or source.sent[report.rank] != report.received[wait.source]:
@@ -118,7 +118,7 @@ def _is_stuck(report: Report, among: Mapping[int, Report]) -> bool:
     return True
 
 
-def describe(reports: Iterable[Report]) -> CollectiveError:
+def describe(reports: Iterable[WaitReport]) -> CollectiveError:
     """Returns the error of ranks that wait for each other."""
     each = [
         f"rank {report.rank} waits in " + " and in ".join(w.what for w in report.waits[:_SHOWN])

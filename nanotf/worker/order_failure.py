@@ -11,7 +11,7 @@ from nanotf.shipping.objects import pickling
 from nanotf.wire import messages
 
 
-def job_failed(job: int, rank: int, error: BaseException) -> messages.JobFailed:
+def job_failed(job: int, rank: int, error: BaseException) -> messages.OrderFailed:
     """Returns the message for a job that raised, with the exception itself if it can be pickled."""
     before = autograph.before_conversion(error)
     error = before if isinstance(before, NanoError) else error
@@ -21,4 +21,4 @@ def job_failed(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     except BaseException:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
+    return messages.OrderFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
