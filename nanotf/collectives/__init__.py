@@ -16,8 +16,6 @@ May import `compat`, `machine` and `wire`.
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
 - `hosts_engine.py`, `peers.py`: groups that span hosts, on top of each host's own group.
-- `mailbox.py`, `letters.py`, `outboxes.py`: arrays from one process to another, for `smp`;
-  `mailbox_owner.py`, `waits.py`: their supervisor's side.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
 - `build.py` compiles `native/`.
 """

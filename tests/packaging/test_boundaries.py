@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -205,6 +206,33 @@ def test_private_names_are_only_in_compat() -> None:
         for name in _imports(path)
         if name.startswith(private)
     ] == []
+
+
+def _where_defined(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Returns the names that are defined more than once, with their places."""
+    found: dict[str, list[str]] = {}
+    for name, place in names:
+        found.setdefault(name, []).append(place)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_class_name_is_defined_once() -> None:
+    assert not _where_defined(
+        (node.name, f"{path}:{node.lineno}")
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+def test_a_file_name_is_used_once() -> None:
+    """Modules that users import by their paths excepted: their names follow Keras."""
+    public = {PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in PUBLIC}
+    assert not _where_defined(
+        (path.name, str(path))
+        for path in SOURCES
+        if path.name != "__init__.py" and path not in public
+    )
 
 
 def test_one_logger() -> None:

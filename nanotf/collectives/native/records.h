@@ -1,6 +1,6 @@
 // Finds the records in a part of a stream: RecordIO, TFRecord, lines of text.
 //
-// For nanotf/data/scanning.py (ctypes), whose `scan_in_python` is the Python version.
+// For nanotf/sagemaker/pipes/scanning.py (ctypes), whose `scan_in_python` is the Python version.
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_RECORDS_H_
 #define NANOTF_COLLECTIVES_NATIVE_RECORDS_H_

@@ -1,7 +1,7 @@
 """`num_processes="auto"`: chooses the number of processes that trains a model fastest.
 
     choose                    measured before? then no trial
-      auto_trials.tried       measures the numbers of `auto_candidates` while there is time
+      timed_fits.tried        measures the numbers of `candidates` while there is time
       decide                  the fastest number for this job's number of steps
 
 A decision needs times of one process and of at least one number of workers; fewer times are not

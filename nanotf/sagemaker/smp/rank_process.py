@@ -23,8 +23,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the script of an order.
 
     Args:
-        arguments: the descriptor of a file with pickled `ScriptRanks`, the process id of the parent,
-            and the rank, which is for `ps` alone.
+        arguments: the descriptor of a file with a pickled `ScriptRanks`, the process id of the
+            parent, and the rank, which is for `ps` alone.
     """
     fd, parent, _ = map(int, arguments)
     process.end_with_parent(parent)

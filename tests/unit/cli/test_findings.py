@@ -272,7 +272,7 @@ def test_fixes_name_all_that_must_change() -> None:
 
 
 def test_a_broken_tensorflow_is_no_failed_test_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.trial, "run_trial", lambda: pytest.fail("it was run"))
+    monkeypatch.setattr(doctor.self_test, "run_trial", lambda: pytest.fail("it was run"))
     facts = describe(build=TensorFlowBuild(("tensorflow 2.21.0",), error="x"))
     report = doctor.examine(facts=facts, test=True)
     assert [finding["severity"] for finding in report["findings"]] == ["error"]
