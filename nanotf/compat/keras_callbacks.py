@@ -78,7 +78,7 @@ def need_at_batch(callback: Any, hook: str) -> Need:
 
     Args:
         callback: a Keras callback.
-        hook: str, one of `jobs.BATCH_HOOKS`.
+        hook: str, one of `orders.BATCH_HOOKS`.
     """
     definer = _definer(callback, hook)
     if definer is None:

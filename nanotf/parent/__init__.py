@@ -1,5 +1,5 @@
 """One call, in the user's process: `fit`, `evaluate`, `predict`, `@nano` and "auto".
 
-Called by `keras` and `cli`; it sends jobs to a pool and answers the workers' messages.
+Called by `keras` and `cli`; it sends orders to a pool and answers the workers' messages.
 May import everything below it, but nothing of `worker`: the two meet in `shipping` and `wire`.
 """

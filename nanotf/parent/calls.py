@@ -1,9 +1,9 @@
 """The parent's side of a call that runs on workers.
 
     loop | training, inference   one call: its arguments, callbacks, results
-                      Call.run   sends the job, handles messages, ends or fails
+                      Call.run   sends the order, handles messages, ends or fails
 
-`Call` starts, follows, fails and ends every kind of job.
+`Call` starts, follows, fails and ends every kind of call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from nanotf.wire.blocks import Block
 
 ABANDON_SECONDS = 60.0  # time for workers to use the batches that they have, after the data raised
 FAILED_SECONDS = 1.0  # time for user code to finish making a batch, after a failure
-STATE_BLOCK = 0  # the job's first block, which the pool keeps; the blocks of arrays follow
+STATE_BLOCK = 0  # the call's first block, which the pool keeps; the blocks of arrays follow
 
 
 def needs_workers(
@@ -115,7 +115,7 @@ def check_may_start(received: str) -> None:
 
 def show(message: messages.Printed) -> None:
     """Prints what a worker has printed."""
-    # May be from an ended job: a logger keeps the stream that it was created with.
+    # May be from an ended order: a logger keeps the stream that it was created with.
     stream = getattr(sys, message.stream)
     if stream is not None:  # as in a daemon, where `print` does nothing
         stream.write(message.text)
@@ -125,12 +125,12 @@ def show(message: messages.Printed) -> None:
 def failure_of(
     worker: Worker, message: messages.OrderFailed, where: str = "", index: int | None = None
 ) -> WorkerError:
-    """Returns the exception for a job that raised in a worker, of the original's class if possible.
+    """Returns the exception for a call that raised in a worker, of the original class if possible.
 
     Args:
         worker: `Worker`.
         message: `messages.OrderFailed`.
-        where: str, the job, in front of the sentence; empty for a call.
+        where: str, the item, in front of the sentence; empty for a call.
         index: int or None, of an item.
     """
     who = f"{where}Worker {message.rank} ({worker.where()}) raised"
@@ -186,14 +186,14 @@ def seed_of_user(number: int) -> int:
 
 
 class Call:
-    """One job on the parent's side. Subclasses define its content and the use of its results.
+    """One call, on the parent's side. Subclasses define its content and the use of its results.
 
     Args:
         size: int, number of workers.
     """
 
     method = "@nano"  # the called method, for the report
-    # Whether the workers can end the job by themselves after the user's data raised.
+    # Whether the workers can end the call by themselves after the user's data raised.
     can_be_abandoned = False
 
     def __init__(self, size: int) -> None:
@@ -202,15 +202,15 @@ class Call:
         self.clock = timing.CallTimes()
         self._data_failed: messages.DataFailed | None = None
         self._failed_at = 0.0
-        self._abandoned = False  # whether all workers have ended a job whose data raised
+        self._abandoned = False  # whether all workers have ended a call whose data raised
 
     # --------------------------------------------------------------- defined by subclasses
     def begin(self) -> list[Block]:
-        """Prepares the job; returns its blocks, which `run` frees."""
+        """Prepares the call; returns its blocks, which `run` frees."""
         raise NotImplementedError
 
-    def job(self) -> Any:
-        """Returns the job for the workers, one of the kinds in `jobs`."""
+    def order(self) -> Any:
+        """Returns the call for the workers, one of those in `orders`."""
         raise NotImplementedError
 
     def data_streams(self) -> list[Stream]:
@@ -230,10 +230,10 @@ class Call:
         return self.writers
 
     def sent(self) -> None:
-        """Handles that the workers have the job; the blocks' descriptors are still open."""
+        """Handles that the workers have the call; the blocks' descriptors are still open."""
 
     def hear(self, message: Any) -> None:
-        """Handles a message specific to the kind of job, see `messages`."""
+        """Handles a message specific to the kind of call, see `messages`."""
         raise AssertionError(message)
 
     def hear_stream(self, message: Any) -> None:
@@ -244,7 +244,7 @@ class Call:
         """Checks on the workers when none has sent a message for `LOOK_SECONDS`.
 
         Args:
-            ended: set of int, the ranks that have ended the job.
+            ended: set of int, the ranks that have ended the call.
         """
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
@@ -258,23 +258,23 @@ class Call:
         """Handles that the workers have been sent the answer to a hook, and continue."""
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
-        """Returns the exception for a job that raised in a worker."""
+        """Returns the exception for a call that raised in a worker."""
         error = failure_of(self.workers.workers[message.rank], message)
         cause = error.__cause__
         # These say all that there is to say; where nanotf's own code raised them helps nobody.
         return cause if isinstance(cause, (DivergedError, ShippingError)) else error
 
     def collect(self) -> None:
-        """Handles that all workers have ended the job; its blocks still exist."""
+        """Handles that all workers have ended the call; its blocks still exist."""
 
     def fail(self) -> None:
         """Handles a failure: keeps the results of completed epochs. The workers are gone."""
 
     def release(self) -> None:
-        """Drops all references to the job's blocks."""
+        """Drops all references to the call's blocks."""
 
     def end(self, results: list[Any]) -> Any:
-        """Returns the result of the call; `results` holds the result of each rank's job."""
+        """Returns the result of the call; `results` holds the result of each rank's call."""
         raise NotImplementedError
 
     def reported(self) -> None:
@@ -282,7 +282,7 @@ class Call:
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
-        """Runs the job on a pool and returns the result of the call."""
+        """Runs the call on a pool and returns the result of the call."""
         defaults.note_use()
         with explaining_few_descriptors(self.size):
             return self._run(workers)
@@ -291,14 +291,14 @@ class Call:
         self.workers, clock = workers, self.clock
         clock.lent = timing.now()
         clock.prepared = clock.prepared or clock.lent
-        self.number = workers.next_job()
+        self.number = workers.next_order()
         blocks = self.begin()
         self.writers: list[streams.StreamWriter] = []
         try:
-            body = pickling.dumps(self.job())
+            body = pickling.dumps(self.order())
             sizes = tuple(block.nbytes for block in blocks)
             clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
-            workers.usable = False  # until all have ended the job
+            workers.usable = False  # until all have ended the call
             state = workers.outgoing(ProcessState.capture())
             workers.send(messages.Order(self.number, body, sizes, state=state), blocks)
             self.sent()
@@ -311,7 +311,7 @@ class Call:
                 clock.done = timing.now()
             self.collect()
         except BaseException:
-            # A process forked by a callback may end here. It owns nothing of the job.
+            # A process forked by a callback may end here. It owns nothing of the call.
             if workers.owner == os.getpid():
                 with interrupts.held_back():
                     self._give_up(blocks)
@@ -323,7 +323,7 @@ class Call:
         """Returns the result of the call, and creates the report of its times.
 
         Args:
-            results: list, the result of each rank's job; empty if the workers died.
+            results: list, the result of each rank's call; empty if the workers died.
             times: tuple of `timing.WorkerTimes`, by rank, or empty.
         """
         clock = self.clock
@@ -337,7 +337,7 @@ class Call:
 
     def _give_up(self, blocks: list[Block]) -> None:
         try:
-            # The workers are in the middle of a step; the next job needs idle ones.
+            # The workers are in the middle of a step; the next call needs idle ones.
             if not self._abandoned:
                 self.workers.kill()
             self.fail()
@@ -350,14 +350,14 @@ class Call:
         finally:
             # A kept exception keeps `_run`'s frame alive, which must not keep the memory.
             self.release()
-            # A pool that ends has no next job that needs its block.
+            # A pool that ends has no next call that needs its block.
             for block in blocks[STATE_BLOCK + 1 if self.workers.usable else 0 :]:
                 block.discard()
             blocks.clear()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         # Bound now: a writer with slow data may outlive a restart.
-        workers, job = self.workers, self.number
+        workers, order = self.workers, self.number
 
         def send(message: messages.Message, block: Block | None) -> None:
             workers.send(message, [] if block is None else [block])
@@ -371,7 +371,7 @@ class Call:
             stream.trains,
             self.size,
             send,
-            lambda error: workers.post(messages.DataFailed(job, number, error)),
+            lambda error: workers.post(messages.DataFailed(order, number, error)),
             len(require_tensorflow().nest.flatten(self.divided(stream))),
             stream.ahead,
             stream.may_differ,
@@ -382,7 +382,7 @@ class Call:
         return [stack for w in self.open_writers() if (stack := w.stack()) is not None]
 
     def _follow(self) -> list[Any]:
-        """Handles messages until all workers have ended the job; returns their results."""
+        """Handles messages until all workers have ended the call; returns their results."""
         try:
             results = self._hear_all()
         except NanoError:
@@ -431,7 +431,7 @@ class Call:
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
-                if message.job == self.number:
+                if message.order == self.number:
                     self.hear_stream(message)
             elif isinstance(message, messages.OrderFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
@@ -441,7 +441,7 @@ class Call:
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)
             elif isinstance(message, messages.DataFailed):
-                if message.job == self.number:
+                if message.order == self.number:
                     self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
                 show(message)

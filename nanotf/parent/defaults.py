@@ -69,7 +69,7 @@ def num_processes(given: int | str | None) -> int | str | None:
         given: int, "auto" or None, the argument of the call.
 
     Returns:
-        `given`, or the default if it is None. There is no default inside another job: a callback
+        `given`, or the default if it is None. There is no default inside another order: a callback
         that trains its own model does so in this process, as it would without `nanotf run`, since
         the workers are waiting for it.
     """

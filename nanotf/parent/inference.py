@@ -181,7 +181,7 @@ class _EvaluateCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
 
-    def job(self) -> orders.EvaluateOrder:
+    def order(self) -> orders.EvaluateOrder:
         return orders.EvaluateOrder(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
@@ -226,7 +226,7 @@ class _PredictCall(_Inference):
     def on_begin(self) -> None:
         self.callbacks.list.on_predict_begin()
 
-    def job(self) -> orders.PredictOrder:
+    def order(self) -> orders.PredictOrder:
         return orders.PredictOrder(
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )

@@ -125,7 +125,7 @@ class ModelCall(calls.Call):
         return heap.dump_model(self.model)
 
     def state_and_blocks(self) -> list[Block]:
-        """Makes the job's blocks, and `state` in the first."""
+        """Makes the call's blocks, and `state` in the first."""
         blocks = [self.workers.state_block(self.layout.nbytes), *self.data.blocks()]
         self.state = SharedVariables(self.layout, blocks[calls.STATE_BLOCK], self.variables)
         return blocks

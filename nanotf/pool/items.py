@@ -75,7 +75,7 @@ class ItemPool(Pool):
     def __init__(self, plan: topology.Plan) -> None:
         # Before the workers: `kill` reads them if a start fails.
         self._ending = False
-        self._starting: dict[int, threading.Thread] = {}  # by rank; the job's thread writes it
+        self._starting: dict[int, threading.Thread] = {}  # by rank; the call's thread writes it
         self._used: set[int] = set()  # ranks whose worker has had a message; likewise
         self._first_memory: dict[int, int] = {}  # by rank, bytes; likewise
         # One fork at a time: the zygote's channel is shared. Also guards `_ending`.

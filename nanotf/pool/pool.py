@@ -12,7 +12,7 @@ another process could open, or that could stay behind. A worker's output goes to
 file. If the worker dies, the error quotes the file's end. When the parent exits, for any
 reason, the kernel closes its end, and each worker exits.
 
-A pool belongs to the thread that runs a job on it, see `warm`. That thread waits only for the
+A pool belongs to the thread that runs a call on it, see `warm`. That thread waits only for the
 inbox, so that it notices workers that make no progress. The reader threads touch only the
 inbox.
 """
@@ -83,13 +83,13 @@ class Pool:
         self.transport = transport
         self.size = plan.size
         self.owner = os.getpid()
-        self.usable = True  # False while a job runs: its late answers would reach the next one
+        self.usable = True  # False while a call runs: its late answers would reach the next one
         self._closed = False
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._outboxes: list[Outbox] = []  # by rank
         self._send_lock = threading.Lock()  # all workers get all messages in one order
-        self._jobs = 0
+        self._orders = 0
         self.stall_seconds = stalls.stall_seconds()
         self._trimmed = time.monotonic()  # the workers' logs
         self._checked = time.monotonic()  # the last call of `check_progress`
@@ -144,13 +144,13 @@ class Pool:
         return state.with_environ(taken_over(state.values["environ"]))
 
     def state_block(self, nbytes: int) -> Block:
-        """Returns the memory for a job's state, whose content is undefined.
+        """Returns the memory for a call's state, whose content is undefined.
 
-        All jobs use the same block while it is large enough: to allocate pages takes several times
+        All calls use the same block while it is large enough: to allocate pages takes several times
         as long as to write to them.
 
         Args:
-            nbytes: int, the size that the job needs, in bytes.
+            nbytes: int, the size that the call needs, in bytes.
         """
         if self._state_block is None or self._state_block.nbytes < nbytes:
             self._state_block = Block(nbytes)
@@ -252,7 +252,7 @@ class Pool:
                 self._inbox.put((worker.rank, _next_of(worker)))
         except ChannelClosed:
             self._inbox.put((worker.rank, Gone(worker)))
-        except BaseException as error:  # no memory or descriptor for a message: the job fails
+        except BaseException as error:  # no memory or descriptor for a message: the call fails
             self._inbox.put((worker.rank, error))
 
     def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
@@ -296,7 +296,7 @@ class Pool:
         return rank, message
 
     def _lost(self, worker: Worker) -> NanoError:
-        """Returns the error for a worker that has ended in the middle of a job."""
+        """Returns the error for a worker that has ended in the middle of a call."""
         self.usable = False
         if self._closed:
             return NanoError(
@@ -304,7 +304,7 @@ class Pool:
                 "nanotf.shutdown() during that call, in a callback or a signal handler. Call it "
                 "later."
             )
-        died: WorkerError = worker.died("a job ran")
+        died: WorkerError = worker.died("a call ran")
         return died
 
     def _trim_logs(self) -> None:
@@ -336,16 +336,16 @@ class Pool:
         """Puts a message of the parent's own threads into the inbox, with rank -1."""
         self._inbox.put((-1, message))
 
-    def next_job(self) -> int:
-        """Returns a new job number."""
-        self._jobs += 1
+    def next_order(self) -> int:
+        """Returns a new call number."""
+        self._orders += 1
         self._checked = time.monotonic()
-        self.supervisor.begin_job()
-        return self._jobs
+        self.supervisor.begin_order()
+        return self._orders
 
     # ----------------------------------------------------------------------- ending
     def is_alive(self) -> bool:
-        """Returns True if all workers run and none has a job."""
+        """Returns True if all workers run and none has a call."""
         return self.usable and all(w.process.poll() is None for w in self.workers)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@
                         then delivers                       written
 
 To the pool a remote worker looks like a local one: a Unix socket with messages and file
-descriptors. Each shared block of a job has a twin on the node. A message lists the parts of blocks
+descriptors. Each shared block of a call has a twin on the node. A message lists the parts of blocks
 that its sender has written (`Order`: all of its blocks; `Batch`: its arrays; `Proceed`,
 `Waiting`, `OrderDone`: their field `written`), and these are copied before it is delivered. Between
 two messages each byte has one writer, the parent or one rank, so copies never conflict.
@@ -42,7 +42,7 @@ TAKEN_OVER = (
 FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_", "TF_CONFIG")
 OF_ONE_HOST = ("NANOTF_SECRET", "NANOTF_CURRENT_HOST", "NANOTF_INTERFACE", "NANOTF_PORT")
 
-Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a stream's number)
+Key = tuple[str, int]  # of a block: ("call", its place in the call) or ("ring", a stream's number)
 
 
 def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +103,7 @@ def descriptors_of(message: Any) -> int:
 class Originals:
     """The parent's blocks that have twins on other machines.
 
-    Written while the workers are idle, and read once they have the job.
+    Written while the workers are idle, and read once they have the call.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Originals:
         if isinstance(message, messages.Order):
             fds = channel.receive_fds(len(message.blocks))
             self._blocks = {
-                ("job", place): Block(nbytes, fd)
+                ("call", place): Block(nbytes, fd)
                 for place, (nbytes, fd) in enumerate(zip(message.blocks, fds, strict=True))
             }
             new = [(key, block.nbytes) for key, block in self._blocks.items()]
@@ -139,7 +139,7 @@ class Originals:
                 new = [(ring, message.block)]
             spans = [Span(ring, offset, nbytes) for offset, _, _, nbytes in message.arrays]
         elif isinstance(message, messages.Proceed):
-            spans = [Span(("job", place), *span) for place, *span in message.written]
+            spans = [Span(("call", place), *span) for place, *span in message.written]
         pieces = [piece for span in spans for piece in span.pieces()]
         return new, [(piece, self._blocks[piece.key]) for piece in pieces]
 
@@ -179,13 +179,13 @@ class Twins:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._ended = 0  # workers that have ended the present job
+        self._ended = 0  # workers that have ended the present call
         self._lock = threading.Lock()
         self._blocks: dict[Key, Block] = {}
 
     def create(self, new: Sequence[tuple[Key, int]]) -> None:
-        """Creates blocks. Those of a new job replace the last job's."""
-        if any(kind == "job" for (kind, _), _ in new):
+        """Creates blocks. Those of a new call replace the last call's."""
+        if any(kind == "call" for (kind, _), _ in new):
             self._blocks.clear()
             self._ended = 0
         for key, nbytes in new:
@@ -208,7 +208,7 @@ class Twins:
             message = dataclasses.replace(message, state=state, says_written=True)
         elif isinstance(message, messages.Order):
             message = dataclasses.replace(message, state=message.state.with_paths(sys.path))
-            handed = [self._blocks["job", place] for place in range(len(message.blocks))]
+            handed = [self._blocks["call", place] for place in range(len(message.blocks))]
         elif isinstance(message, messages.Batch) and message.block is not None:
             handed = [self._blocks["ring", message.stream]]
         put(message, [block.fd for block in handed])
@@ -230,15 +230,15 @@ class Twins:
             own.discard()
         elif isinstance(message, (messages.Waiting, messages.OrderDone)):
             written = tuple(
-                (("job", place), offset, read(self._blocks["job", place], offset, nbytes))
+                (("call", place), offset, read(self._blocks["call", place], offset, nbytes))
                 for place, offset, nbytes in message.written
             )
         if isinstance(message, (messages.OrderDone, messages.OrderFailed)):
-            self._job_ended()
+            self._order_ended()
         return Said(pickle.dumps(message), written, block)
 
-    def _job_ended(self) -> None:
-        """Frees memory. The blocks stay until the next job.
+    def _order_ended(self) -> None:
+        """Frees memory. The blocks stay until the next call.
 
         The parent may still send a batch that no worker needs, and `deliver` owns descriptors.
         """
@@ -313,7 +313,7 @@ class RemoteWorker(Worker):
         return self.process.ask("log_tail")
 
     def is_ready(self) -> None:
-        pass  # its log begins with its first job
+        pass  # its log begins with its first call
 
     def trim_log(self) -> None:
         pass  # its node does

@@ -38,7 +38,7 @@ class Silence:
         self._after: dict[int, float] = {}  # by rank, the silence after which to report (again)
 
     def begin(self, ranks: Iterable[int], now: float) -> None:
-        """Starts the clocks of all ranks at the beginning of a job."""
+        """Starts the clocks of all ranks at the beginning of a call."""
         for rank in ranks:
             self.heard(rank, now)
 
@@ -50,7 +50,7 @@ class Silence:
         """Returns the ranks without progress, if it is time to report them.
 
         Args:
-            excused: ranks that wait for the parent, or have ended the job.
+            excused: ranks that wait for the parent, or have ended the call.
             now: float.
 
         Returns:

@@ -7,7 +7,7 @@ Every wait has a watcher:
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
 | a rank, in a step with transport "grpc", whose collectives wait forever | `StepWatch` |
 | a rank of a `@nano` function, for a rank that took another path | the parent: `divergence` |
-| the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
+| the parent, for the rest of the ranks at a hook or at the end of a call | `Pool.check_progress` |
 | any process, for a process that a signal has stopped | `Pool.check_progress` |
 | none: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `silence` |
 | the parent, for a rank to read | not needed: threads write, see `outbox` |

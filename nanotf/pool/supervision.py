@@ -54,8 +54,8 @@ class PoolSupervisor:
         self._stopped: dict[int, float] = {}  # by rank, when a signal was first seen to stop it
         self._silence = silence.Silence(stall_seconds)
 
-    def begin_job(self) -> None:
-        """Forgets the last job."""
+    def begin_order(self) -> None:
+        """Forgets the last call."""
         self._stalled.clear()
         self._silence.begin(range(len(self._workers)), self._now())
 
@@ -64,7 +64,7 @@ class PoolSupervisor:
         now = self._now()
         if not isinstance(message, messages.Stalled):
             self._silence.heard(rank, now)
-        # Ranks at a hook, or at the job's end, wait for other messages than `Progress`.
+        # Ranks at a hook, or at the call's end, wait for other messages than `Progress`.
         if not isinstance(message, messages.Progress):
             self._heard[rank] = now
 
@@ -189,7 +189,7 @@ class PoolSupervisor:
             silent = [worker for worker in self._workers if not worker.has_answered(began)]
             ended = [worker for worker in self._workers if worker.process.poll() is not None]
             if ended or (silent and waited > SILENT_SECONDS):
-                died: WorkerError = (ended or silent)[0].died("a job ran")
+                died: WorkerError = (ended or silent)[0].died("a call ran")
                 return died
             if not silent and (not waits or waited > grace):
                 return None

@@ -1,4 +1,4 @@
-"""The pool of this process, kept warm between jobs. There is one: its workers own the cores."""
+"""The pool of this process, kept warm between calls. There is one: its workers own the cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
 _guests = 0  # calls whose readers are forks of the zygote; written under `_counting`
 _counting = threading.Lock()
-_lent_to: int | None = None  # the thread that runs a job; that thread writes it, under `_lock`
+_lent_to: int | None = None  # the thread that runs a call; that thread writes it, under `_lock`
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
     """Lends the warm pool, or a new one if plan or transport differ or a worker died.
 
     There is one pool per process, since its workers own the cores. A second thread waits
-    until the first has ended its job.
+    until the first has ended its call.
     """
     global _lent_to
     idle_seconds()  # raises now, not after training
@@ -43,7 +43,7 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
         try:
             yield pool
         except BaseException:
-            # Late answers of an unfinished job would reach the next one.
+            # Late answers of an unfinished call would reach the next one.
             if not pool.is_alive():
                 _end_pool()
             raise
@@ -70,7 +70,7 @@ def keeping_zygote() -> Iterator[None]:
 def is_warm(plan: AnyPlan, transport: str) -> bool:
     """Returns True if `pool_for` would lend an existing pool.
 
-    False while another thread runs a job on it or starts it, which may take any time.
+    False while another thread runs a call on it or starts it, which may take any time.
     """
     if not _lock.acquire(blocking=False):
         return False
@@ -86,23 +86,23 @@ def _is_usable(pool: Pool, plan: AnyPlan, transport: str) -> bool:
 
 
 def lent_to() -> int | None:
-    """Returns the thread that runs a job on this process's workers, or None."""
+    """Returns the thread that runs a call on this process's workers, or None."""
     lent = _pool is not None and _pool.owner == os.getpid()
     return _lent_to if lent else None
 
 
 def check_not_lent(received: str) -> None:
-    """Rejects a job inside another, mainly in a callback: the workers wait for that callback.
+    """Rejects a call inside another, mainly in a callback: the workers wait for that callback.
 
     Args:
         received: str, the call, as the user wrote it.
 
     Raises:
-        NanoError: This thread already runs a job.
+        NanoError: This thread already runs a call.
     """
     if lent_to() == threading.get_ident():
         raise NanoError(
-            "The workers are in the middle of a job, and wait for this callback. "
+            "The workers are in the middle of a call, and wait for this callback. "
             f"Received: {received} inside another call with num_processes. Leave num_processes "
             "out there: the call then runs in this process, on the model's current weights."
         )
@@ -171,7 +171,7 @@ def warm_up(
 
 
 def shutdown() -> None:
-    """Stops the workers of this process, if there are any. The next job starts new ones."""
+    """Stops the workers of this process, if there are any. The next call starts new ones."""
     _stop_idle_timer()
     with _lock:
         _end_pool()
@@ -212,7 +212,7 @@ def _start_idle_timer() -> None:
 
 
 def _close_if_idle() -> None:
-    if not _guests and _lock.acquire(blocking=False):  # fails if a job has just begun
+    if not _guests and _lock.acquire(blocking=False):  # fails if a call has just begun
         try:
             shutdown()
         finally:
@@ -220,7 +220,7 @@ def _close_if_idle() -> None:
 
 
 def idle_seconds() -> float:
-    """Returns how long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, default 600 s.
+    """Returns how long a warm pool waits for the next order: NANOTF_IDLE_SECONDS, default 600 s.
 
     Raises:
         NanoError: The variable is not a number above 0.
@@ -240,7 +240,7 @@ def _at_exit() -> None:
     if _lock.acquire(blocking=False):
         _lock.release()
         shutdown()
-    elif _pool is not None:  # a daemon thread runs a job; the process does not wait for it
+    elif _pool is not None:  # a daemon thread runs a call; the process does not wait for it
         _pool.kill()
 
 

@@ -14,7 +14,7 @@ from nanotf.wire.parts import Part
 class Ledger:
     """The parts of one model or program, in the order of their first calls.
 
-    It is kept as long as the graphs of the program's steps, which later jobs run again.
+    It is kept as long as the graphs of the program's steps, which later calls run again.
     """
 
     def __init__(self) -> None:

@@ -42,11 +42,11 @@ _SMALLEST = 1024  # elements; below this the update takes no time
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """Divided variables, and their places in the job's state.
+    """Divided variables, and their places in the call's state.
 
     Args:
         trainable: tuple of int, their places among the model's trainable variables.
-        places: tuple of int, their places in the job's state.
+        places: tuple of int, their places in the call's state.
         slots: tuple of pairs, an attribute of the optimizer and the places of its slots for these
             variables.
     """
@@ -80,7 +80,7 @@ class OptimizerShards:
 
         Args:
             model: a built and compiled model, its optimizer built.
-            variables: sequence of `tf.Variable`, the job's state.
+            variables: sequence of `tf.Variable`, the call's state.
         """
         optimizer = model.optimizer
         if not _is_known(type(optimizer)) or not keras_names.is_keras_own(type(model).train_step):
@@ -207,7 +207,7 @@ class ShardedUpdate:
         """The variables that hold parts, as arguments of `shipping.state.VectorPart`.
 
         Returns:
-            A list of tuples: the `tf.Variable`; the places, in the job's state, of the variables
+            A list of tuples: the `tf.Variable`; the places, in the call's state, of the variables
             that it is a part of; its bounds; whether no other variable in this process holds its
             elements.
         """

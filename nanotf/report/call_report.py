@@ -62,7 +62,7 @@ class Report:
         preparing: float, checking and describing model and data, in this process.
         start_up: float, waiting for the pool of workers; about 0 if it was warm.
         shipping: float, copying arrays and weights into shared memory, making and sending the
-            job, and the callbacks' `on_train_begin`.
+            call, and the callbacks' `on_train_begin`.
         running: float, from there to the end of the last worker.
         finishing: float, using the results.
         hooks: float, the part of `running` when workers waited for this process to copy their
@@ -250,7 +250,7 @@ def _text_of_call(report: Report) -> Iterator[str]:
     rows = [
         ("preparing", report.preparing, "checking model and data, in this process"),
         ("start-up", report.start_up, "of the workers; about 0 where they are warm"),
-        ("shipping", report.shipping, f"job, weights and arrays; {mib:.1f} MiB of shared memory"),
+        ("shipping", report.shipping, f"call, weights and arrays; {mib:.1f} MiB of shared memory"),
         ("running", report.running, "see the workers below"),
         ("finishing", report.finishing, "bringing results home"),
     ]

@@ -48,7 +48,7 @@ class WorkerReport:
         between_steps: float.
         hooks: float, waiting within epochs for callbacks.
         epoch_ends: float.
-        total: float, from the job's arrival to its end.
+        total: float, from the call's arrival to its end.
         executions: int, of steps, the first included.
     """
 
@@ -97,7 +97,7 @@ def begin_of_passes(times: timing.WorkerTimes) -> int:
 
 
 def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
-    """Returns a worker's passes; a job without any, a `@nano` call, counts as one step."""
+    """Returns a worker's passes; a call without any, a `@nano` call, counts as one step."""
     if times.passes:
         return times.passes
     whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)

@@ -73,7 +73,7 @@ def _clock() -> Any:
         steps, seconds, began = 0, math.nan, 0.0
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if self.steps in (0, WARM_UP):  # a job with few steps has only the first time
+            if self.steps in (0, WARM_UP):  # a call with few steps has only the first time
                 self.began = time.perf_counter()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -26,7 +26,7 @@ PAUSE = "pause"  # no hook of Keras's: all ranks wait after a step, with their s
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
-# The turns of the block of metrics. The values at the start of a job have a turn of their own: a
+# The turns of the block of metrics. The values at the start of a call have a turn of their own: a
 # rank that reaches its first hook stores its metrics, which Keras has just reset, while another
 # rank may still have to load the values of the start.
 METRICS, FIRST_METRICS = 0, 1
@@ -41,7 +41,7 @@ def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None
 
 @dataclasses.dataclass(frozen=True)
 class ModelOrder:
-    """Base of the jobs of a model's methods.
+    """Base of the calls of a model's methods.
 
     Args:
         heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
@@ -50,7 +50,7 @@ class ModelOrder:
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitOrder`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
-        state_block: int, the number of the job's block that holds the state.
+        state_block: int, the number of the call's block that holds the state.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
         chance: `Chance`, the random states, the same for all ranks.
@@ -92,13 +92,13 @@ class FitOrder(ModelOrder):
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, the first step in that epoch; 0 unless Keras 2's `BackupAndRestore`
             resumes.
-        passed_steps: int, steps of that epoch that were complete before this job.
+        passed_steps: int, steps of that epoch that were complete before this call.
         passed_logs: dict of str to float or None, the logs of the last of them.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         asks: frozenset of str, the batch hooks at which workers store their state without a
             request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
-        metrics_block: int, the number of the job's block that holds them.
+        metrics_block: int, the number of the call's block that holds them.
         pauses: bool, whether the parent may ask for a pause.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
         attributes: see `keras_names.plain_attributes`, those of the model after `on_train_begin`.
@@ -231,10 +231,10 @@ class LoopOrder:
 
     Args:
         shipment: `shipping.objects.programs.Shipment`.
-        array_block: int or None, the number of the job's block for the arrays of its pickles.
+        array_block: int or None, the number of the call's block for the arrays of its pickles.
         data: tuple of `LoopData`, by number.
         layout: `StateLayout` of `shipping.objects.identities.distinct_variables`.
-        state_block: int, the number of the job's block that holds the state.
+        state_block: int, the number of the call's block that holds the state.
         chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
         summaries: bool, as in `ModelOrder`.
@@ -273,7 +273,7 @@ class TaskShipment:
     Args:
         whole: `packing.Pickled`, the function and the values of its keyword arguments.
         names: tuple of str, the names of these.
-        has_block: bool, whether the job's first block, which all workers map, holds their arrays.
+        has_block: bool, whether the call's first block, which all workers map, holds their arrays.
     """
 
     whole: Any
@@ -291,7 +291,7 @@ class ItemOrder:
     Args:
         task: `TaskShipment`, or None if the worker has it from an earlier item.
         whole: `packing.Pickled`, the item.
-        has_block: bool, whether the job's last block holds its arrays.
+        has_block: bool, whether the call's last block holds its arrays.
         seed: int, for all random number generators.
         terminal: `Terminal`.
     """

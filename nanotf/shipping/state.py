@@ -1,4 +1,4 @@
-"""The variables of a job, in one shared block.
+"""The variables of a call, in one shared block.
 
     [ values, turn 0 | values, turn 1 ]
 

@@ -74,13 +74,13 @@ class Sender:
     """Destination of a worker's summaries.
 
     Args:
-        job: int.
+        order: int.
         tell: function of a message, sends it if this is rank 0.
         kind: function, returns what the model does now: "train", "test", "predict"; or "".
         counters: sequence of variables that steps and conditions of the parent's may depend on.
     """
 
-    job: int
+    order: int
     tell: Callable[[messages.Message], None]
     kind: Callable[[], str] = str
     counters: Sequence[Any] = ()
@@ -90,7 +90,7 @@ class Sender:
         content = tuple(v if isinstance(v, bytes) else np.asarray(v) for v in values[:count])
         counts = tuple(int(v) for v in values[count:])
         step = None if int(step) == _NO_STEP else int(step)
-        self.tell(messages.Summary(self.job, number, self.kind(), step, content, counts))
+        self.tell(messages.Summary(self.order, number, self.kind(), step, content, counts))
         return True
 
 

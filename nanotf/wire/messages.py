@@ -35,7 +35,9 @@ from nanotf.wire.failures import Failure
 from nanotf.wire.parts import Part
 
 Logs = dict[str, Any]
-Written = tuple[tuple[int, int, int], ...]  # the block's index in the job, offset and size in bytes
+Written = tuple[
+    tuple[int, int, int], ...
+]  # the block's index in the call, offset and size in bytes
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
@@ -113,7 +115,7 @@ class Setup(Message):
             group of the worker's host.
         connections: int, the number of descriptors that follow the group's: the connections to
             other hosts, for one worker of each host.
-        says_written: bool, whether the worker's messages must list the parts of the job's blocks
+        says_written: bool, whether the worker's messages must list the parts of the call's blocks
             that it has written, since it does not share the parent's memory (see
             `pool.remote`).
     """
@@ -159,14 +161,14 @@ class Stop(Message):
     """Parent -> worker: exit."""
 
 
-# ------------------------------------------------------------------------------- one job
+# ------------------------------------------------------------------------------- one call
 @dataclasses.dataclass(frozen=True)
 class Order(Message):
-    """Parent -> worker: run one job.
+    """Parent -> worker: run one call.
 
     Args:
-        job: int, counts up in the parent's process; every answer carries it.
-        body: bytes, the shipped job (see `shipping.objects.pickling`).
+        order: int, counts up in the parent's process; every answer carries it.
+        body: bytes, the shipped call (see `shipping.objects.pickling`).
         blocks: tuple of int, the sizes in bytes of the shared blocks whose file
             descriptors follow, in order.
         descriptors: tuple of int, further file descriptors, which follow those. The receiver's
@@ -174,7 +176,7 @@ class Order(Message):
         state: `process_state.ProcessState` of the parent.
     """
 
-    job: int
+    order: int
     body: bytes
     blocks: tuple[int, ...] = ()
     descriptors: tuple[int, ...] = ()
@@ -186,13 +188,13 @@ class Event(Message):
     """Worker -> parent, rank 0: a callback hook was reached.
 
     Args:
-        job: int.
+        order: int.
         hook: str, the name of the Keras callback method, like "on_epoch_begin".
         index: int or None, the epoch or batch that the hook gets.
         logs: dict of str to float, or None.
     """
 
-    job: int
+    order: int
     hook: str
     index: int | None = None
     logs: Logs | None = None
@@ -203,7 +205,7 @@ class Summary(Message):
     """Worker -> parent, rank 0: a step has written to a writer of summaries.
 
     Args:
-        job: int.
+        order: int.
         writer: int, the number of the writer among the program's objects; -1 for the default one.
         kind: str, what the model does: "train", "test" or "predict"; "" in a custom loop.
         step: int, or None for the default step.
@@ -211,7 +213,7 @@ class Summary(Message):
         counts: tuple of int, the values of the model's counters at that moment.
     """
 
-    job: int
+    order: int
     writer: int
     kind: str
     step: int | None
@@ -245,7 +247,7 @@ class Waiting(Message):
     `seeds`, from rank 0 and with its state: see `Generation.drawn_seeds`.
     """
 
-    job: int
+    order: int
     rank: int
     hook: str
     index: int | None = None
@@ -261,20 +263,20 @@ class Proceed(Message):
     """Parent -> worker: the answer to `Waiting`, the same for every rank.
 
     Args:
-        job: int.
+        order: int.
         stop: bool, whether `model.stop_training` was set.
         reload: bool, whether the parent changed variables; they are in the state block.
         reload_metrics: bool, whether it changed metrics.
         store: bool, whether a callback needs the state at this hook: the workers then store it
             and report the hook again.
-        abandon: bool, whether the job ends here because the user's data raised.
-        written: the parts of the job's blocks that the parent has written.
+        abandon: bool, whether the call ends here because the user's data raised.
+        written: the parts of the call's blocks that the parent has written.
         attributes: see `keras_names.plain_attributes`, those of the model, if callbacks have
             changed any.
         seeds: see `Generation.drawn_seeds`, if callbacks have drawn from them.
     """
 
-    job: int
+    order: int
     stop: bool = False
     reload: bool = False
     reload_metrics: bool = False
@@ -289,7 +291,7 @@ class Proceed(Message):
 class Pause(Message):
     """Parent -> worker: pause after a step, so that the parent can write a checkpoint."""
 
-    job: int
+    order: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,18 +301,18 @@ class Woken(Message):
 
 @dataclasses.dataclass(frozen=True)
 class OrderDone(Message):
-    """Worker -> parent: the job ended.
+    """Worker -> parent: the call ended.
 
     Args:
-        job: int.
+        order: int.
         rank: int.
-        result: object, the worker's result for the job's kind; see `jobs`.
+        result: object, the worker's result for the call's kind; see `orders`.
         times: `timing.WorkerTimes`.
         parts: tuple of `parts.Part`, how it has computed the program's parts.
-        written: the parts of its blocks that the job has written at its end, as in `Waiting`.
+        written: the parts of its blocks that the call has written at its end, as in `Waiting`.
     """
 
-    job: int
+    order: int
     rank: int
     result: Any = None
     times: Any = None
@@ -320,10 +322,10 @@ class OrderDone(Message):
 
 @dataclasses.dataclass(frozen=True)
 class OrderFailed(Message):
-    """Worker -> parent: the job raised.
+    """Worker -> parent: the call raised.
 
     Args:
-        job: int.
+        order: int.
         rank: int.
         summary: str, the exception in one line.
         traceback: str.
@@ -331,7 +333,7 @@ class OrderFailed(Message):
         failure: `Failure` of the collective that raised, or None (only with transport "shm").
     """
 
-    job: int
+    order: int
     rank: int
     summary: str
     traceback: str
@@ -346,7 +348,7 @@ class Outputs(Message):
     The file descriptor of a shared block with the arrays follows.
 
     Args:
-        job: int.
+        order: int.
         rank: int.
         structure: bytes, the pickled structure of one batch's outputs; see `shipping.data.outputs`.
         steps: int, number of batches.
@@ -354,7 +356,7 @@ class Outputs(Message):
         nbytes: int, the block's size in bytes.
     """
 
-    job: int
+    order: int
     rank: int
     structure: bytes
     steps: int
@@ -367,14 +369,14 @@ class Warned(Message):
     """Worker -> parent, rank 0: `warnings.warn` in a model's step.
 
     Args:
-        job: int.
+        order: int.
         text: str.
         category: type, a class of Python's own.
         file: str, of the code that it warns of.
         line: int.
     """
 
-    job: int
+    order: int
     text: str
     category: type[Warning]
     file: str
@@ -386,13 +388,13 @@ class Logged(Message):
     """Worker -> parent, rank 0: a warning of one of `console.LIBRARIES` in a model's step.
 
     Args:
-        job: int.
+        order: int.
         logger: str, its name.
         level: int.
         text: str.
     """
 
-    job: int
+    order: int
     logger: str
     level: int
     text: str
@@ -403,12 +405,12 @@ class Printed(Message):
     """Worker -> parent, rank 0: text printed by a `@nano` function or a model's step.
 
     Args:
-        job: int.
+        order: int.
         stream: str, "stdout" or "stderr".
         text: str.
     """
 
-    job: int
+    order: int
     stream: str
     text: str
 
@@ -418,12 +420,12 @@ class Wrote(Message):
     """Rank 0 -> parent -> all workers: a `@nano` function has written a file.
 
     Args:
-        job: int.
+        order: int.
         what: str, the name that all ranks use for it.
         path: str, the result of the function that writes; or None.
     """
 
-    job: int
+    order: int
     what: str
     path: str | None
 
@@ -432,7 +434,7 @@ class Wrote(Message):
 class Saved(Message):
     """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart continues from there."""
 
-    job: int
+    order: int
     path: str
 
 
@@ -440,7 +442,7 @@ class Saved(Message):
 class Restored(Message):
     """Worker -> parent, rank 0: a `CheckpointManager` has restored from this path."""
 
-    job: int
+    order: int
     path: str
 
 
@@ -451,11 +453,11 @@ class Reached(Message):
     A rank sends it when it has begun no collective for a while, and when it has returned or raised.
 
     Args:
-        job, rank: int.
+        call, rank: int.
         count, fingerprint, what: as in `collectives.tally.CollectiveProgress`.
     """
 
-    job: int
+    order: int
     rank: int
     count: int
     fingerprint: int
@@ -469,12 +471,12 @@ class Returned(Message):
     The file descriptor of a shared block with the arrays follows.
 
     Args:
-        job: int.
+        order: int.
         value: `shipping.objects.packing.Pickled`.
         nbytes: int, the block's size in bytes.
     """
 
-    job: int
+    order: int
     value: Any
     nbytes: int
 
@@ -484,11 +486,11 @@ class Returned(Message):
 class OpenStream(Message):
     """Worker -> parent: an iterator over stream `stream` begins; `turn` counts the iterators.
 
-    This message, `CloseStream` and `SlotRead` carry the job's number: an iterator may be dropped,
-    and report that, after the next job has begun.
+    This message, `CloseStream` and `SlotRead` carry the call's number: an iterator may be dropped,
+    and report that, after the next call has begun.
     """
 
-    job: int
+    order: int
     stream: int
     turn: int
 
@@ -497,7 +499,7 @@ class OpenStream(Message):
 class CloseStream(Message):
     """Worker -> parent: the iterator is not read any further."""
 
-    job: int
+    order: int
     stream: int
     turn: int
 
@@ -544,18 +546,18 @@ class EndOfStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class DataFailed(Message):
-    """Reader thread -> parent: the user's data raised in the thread that reads them for a job.
+    """Reader thread -> parent: the user's data raised in the thread that reads them for a call.
 
     Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All workers
-    abandon the job at the same step.
+    abandon the call at the same step.
 
     Args:
-        job: int.
+        order: int.
         stream: int, or None for data that workers read.
         error: the exception.
     """
 
-    job: int
+    order: int
     stream: int | None
     error: BaseException
 
@@ -564,6 +566,6 @@ class DataFailed(Message):
 class SlotRead(Message):
     """Worker -> parent: this worker has copied its rows out of `slot`."""
 
-    job: int
+    order: int
     stream: int
     slot: int

@@ -1,9 +1,9 @@
-"""Times of a job, recorded while it runs, in the workers and in the parent.
+"""Times of a call, recorded while it runs, in the workers and in the parent.
 
 All times are nanoseconds of the system's monotonic clock, which the processes of one machine
 share. Times of another machine are moved (`WorkerTimes.moved`). Recording costs about 5 us for
 each execution of steps, 2 us for each step, and two reads of the clock for each collective.
-`report` evaluates the times when the job has ended.
+`report` evaluates the times when the call has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ now: Callable[[], int] = time.monotonic_ns
 class Pass:
     """One pass over data in a worker: an epoch of training, an evaluation, a prediction.
 
-    Sums are over the executions of its own kind, without the job's first of that kind.
+    Sums are over the executions of its own kind, without the call's first of that kind.
 
     Args:
         kind: str, one of `KINDS`.
@@ -42,7 +42,7 @@ class Pass:
         input: int, the part of `inside` spent waiting for data.
         in_calls: int, the part of `inside` spent in collectives.
         waited: int, the part of `in_calls` spent waiting for other ranks.
-        first: int, time in the job's first execution of the kind, which includes tracing.
+        first: int, time in the call's first execution of the kind, which includes tracing.
         hooks: int, time between executions at hooks that the parent must answer.
     """
 
@@ -61,11 +61,11 @@ class Pass:
 
 @dataclasses.dataclass
 class WorkerTimes:
-    """The times that a worker recorded for one job.
+    """The times that a worker recorded for one call.
 
     Args:
         rank: int.
-        began: int, when it had received the job.
+        began: int, when it had received the call.
         ready: int, when its model was rebuilt and had its values; `began` if there is no model.
         ended: int.
         in_calls, waited: int, time in collectives since `ready`, and the part of it spent waiting.
@@ -130,7 +130,7 @@ def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, 
 
 
 class Stopwatch:
-    """A worker's stopwatch. The thread that runs jobs uses it; any thread may call `progress`.
+    """A worker's stopwatch. The thread that runs calls uses it; any thread may call `progress`.
 
     Args:
         rank: int.
@@ -141,11 +141,11 @@ class Stopwatch:
         self._rank = rank
         self._group = group
         self.step_since: int | None = None  # when the running step began
-        self._steps = 0  # begun and ended, in all jobs
+        self._steps = 0  # begun and ended, in all calls
         self.begin()
 
     def begin(self) -> None:
-        """Starts the times of a job that was received."""
+        """Starts the times of a call that was received."""
         self._times = WorkerTimes(rank=self._rank, began=now())
         self._open: list[Pass] = []
         self._begun: set[str] = set()  # the kinds that had their first execution
@@ -157,7 +157,7 @@ class Stopwatch:
         self._before = self._counted()
 
     def finish(self) -> WorkerTimes:
-        """Ends the job and returns its times."""
+        """Ends the call and returns its times."""
         times, group = self._times, self._group
         times.ended = now()
         times.ready = times.ready or times.began
@@ -346,8 +346,8 @@ class CallTimes:
         began: int, the call's arguments were valid.
         prepared: int, model and data were checked and described.
         lent: int, a pool was available.
-        written: int, the job's blocks were filled; `on_train_begin` was called.
-        sent: int, the workers had the job.
+        written: int, the call's blocks were filled; `on_train_begin` was called.
+        sent: int, the workers had the call.
         done: int, all workers had ended it.
         ended: int, their results were copied to the parent's model.
         shipped: int, bytes in shared memory.

@@ -26,27 +26,27 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        # The `StreamReader` of the last job received. It is made here, since a faster rank may have
-        # asked for batches: they may arrive before this rank begins the job.
+        # The `StreamReader` of the last call received. It is made here, since a faster rank may
+        # have asked for batches: they may arrive before this rank begins the call.
         self._streams: Any = None
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
         self._wrote: queue.SimpleQueue[messages.Wrote] = queue.SimpleQueue()
         self._unread: list[messages.Wrote] = []
-        self.pauses: int | None = None  # the job that the parent last asked to pause
+        self.pauses: int | None = None  # the call that the parent last asked to pause
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
-    def next_job(self) -> Any:
-        """Waits for a job; returns the message, its blocks and its `StreamReader`, or `Stop`."""
-        return self._jobs.get()
+    def next_order(self) -> Any:
+        """Waits for a call; returns the message, its blocks and its `StreamReader`, or `Stop`."""
+        return self._orders.get()
 
     def answer(self) -> messages.Proceed:
         """Waits for the parent's answer to `Waiting`."""
         return self._answers.get()
 
-    def wrote(self, job: int, what: str) -> messages.Wrote:
-        """Waits until rank 0 has written `what` in a job; returns each message once."""
-        self._unread = [message for message in self._unread if message.job == job]
+    def wrote(self, order: int, what: str) -> messages.Wrote:
+        """Waits until rank 0 has written `what` in a call; returns each message once."""
+        self._unread = [message for message in self._unread if message.order == order]
         while not any(message.what == what for message in self._unread):
             self._unread.append(self._wrote.get())
         found = next(message for message in self._unread if message.what == what)
@@ -73,8 +73,8 @@ class Inbox:
             fds = self.channel.receive_fds(count + len(message.descriptors))
             blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]
             message = dataclasses.replace(message, descriptors=tuple(fds[count:]))
-            self._streams = StreamReader(self.channel, message.job)
-            self._jobs.put((message, blocks, self._streams))
+            self._streams = StreamReader(self.channel, message.order)
+            self._orders.put((message, blocks, self._streams))
         elif isinstance(message, messages.Batch):
             block = None
             if message.block is not None:
@@ -83,10 +83,10 @@ class Inbox:
         elif isinstance(message, messages.EndOfStream):
             self._streams.deliver(message, None)
         elif isinstance(message, messages.Pause):
-            self.pauses = message.job
+            self.pauses = message.order
         elif isinstance(message, messages.Proceed):
             self._answers.put(message)
         elif isinstance(message, messages.Wrote):
             self._wrote.put(message)
         elif isinstance(message, messages.Stop):
-            self._jobs.put(message)
+            self._orders.put(message)

@@ -196,7 +196,7 @@ class IsolatedFunction:
     """The function of a call in a worker.
 
     Args:
-        shipment: `jobs.TaskShipment`.
+        shipment: `orders.TaskShipment`.
         block: `Block` or None, holds its arrays.
     """
 

@@ -18,7 +18,7 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.worker import isolation, output
-from nanotf.worker.order_failure import job_failed
+from nanotf.worker.order_failure import order_failed
 
 
 class ItemSession:
@@ -38,41 +38,41 @@ class ItemSession:
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Order, blocks: list[Block], reader: Any) -> None:
-        """Runs a job received by `inbox`, and reports its end."""
+        """Runs a call received by `inbox`, and reports its end."""
         message.state.restore()
-        job = pickling.loads(message.body)
-        if isinstance(job, orders.ForgetTask):
+        order = pickling.loads(message.body)
+        if isinstance(order, orders.ForgetTask):
             self._task = None
             _clean()
             return
         try:
-            small = self._run_item(message, job, blocks)
-            answer: messages.Message = messages.OrderDone(message.job, self.rank, small)
+            small = self._run_item(message, order, blocks)
+            answer: messages.Message = messages.OrderDone(message.order, self.rank, small)
         except ChannelClosed:
             raise
         except BaseException as error:
-            answer = job_failed(message.job, self.rank, error)
-        del job, blocks
+            answer = order_failed(message.order, self.rank, error)
+        del order, blocks
         if self._task is not None:
             self._task.end()
         _clean()  # before the answer, so that the parent sees how much memory is left in use
         self.channel.send(answer)
 
     def _run_item(
-        self, message: messages.Order, job: orders.ItemOrder, blocks: list[Block]
+        self, message: messages.Order, order: orders.ItemOrder, blocks: list[Block]
     ) -> Pickled | None:
-        if job.task is not None:
-            shared = blocks[0] if job.task.has_block else None
-            self._task = isolation.IsolatedFunction(job.task, shared)
+        if order.task is not None:
+            shared = blocks[0] if order.task.has_block else None
+            self._task = isolation.IsolatedFunction(order.task, shared)
         assert self._task is not None, "a worker's first item of a call brings it"
-        (item,) = whole.load(job.whole, blocks[-1] if job.has_block else None)
+        (item,) = whole.load(order.whole, blocks[-1] if order.has_block else None)
         function, arguments = self._task.begin()
         if message.descriptors:
             arguments["descriptors"] = message.descriptors
-        _begin(message, job)
-        with output.relayed(self._printing(message.job), job.terminal):
+        _begin(message, order)
+        with output.relayed(self._printing(message.order), order.terminal):
             result = function(item, **arguments)
-        return self._send_arrays(message.job, result)
+        return self._send_arrays(message.order, result)
 
     def _printing(self, number: int) -> Any:
         def send(stream: str, text: str) -> None:
@@ -95,7 +95,7 @@ class ItemSession:
         return None
 
 
-def _begin(message: messages.Order, job: orders.ItemOrder) -> None:
+def _begin(message: messages.Order, order: orders.ItemOrder) -> None:
     """Makes Keras and all random numbers the same, whatever ran in this process before.
 
     Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings
@@ -103,7 +103,7 @@ def _begin(message: messages.Order, job: orders.ItemOrder) -> None:
     """
     tf.keras.backend.clear_session()
     message.state.restore()
-    tf.keras.utils.set_random_seed(job.seed)
+    tf.keras.utils.set_random_seed(order.seed)
 
 
 def _clean() -> None:

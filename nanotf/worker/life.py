@@ -1,4 +1,4 @@
-"""Runs a worker: it sends `Hello`, receives its setup, and runs one job after another.
+"""Runs a worker: it sends `Hello`, receives its setup, and runs one call after another.
 
 No TensorFlow operation runs before the process is pinned. TensorFlow sizes its thread pools by the
 cores available at its first operation, and the kernel places memory near them.
@@ -49,7 +49,7 @@ def _session(transport: str) -> Any:
     """Returns the class of a worker's session; imports TensorFlow."""
     from nanotf.compat import custom_gradients
 
-    custom_gradients.end_with_graphs()  # jobs trace new models for as long as the process lives
+    custom_gradients.end_with_graphs()  # calls trace new models for as long as the process lives
     if transport == NO_TRANSPORT:
         from nanotf.worker import item_session
 
@@ -96,11 +96,11 @@ def run(
     inbox = Inbox(channel)
     channel.send(messages.Ready(rank))
     while True:
-        job = inbox.next_job()
-        if isinstance(job, messages.Stop):
+        order = inbox.next_order()
+        if isinstance(order, messages.Stop):
             # Interpreter shutdown would run TensorFlow's destructors, which can take seconds
             # or wait for a peer that is gone. A worker has nothing worth saving.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
-        made.run(inbox, *job)
+        made.run(inbox, *order)

@@ -34,10 +34,10 @@ PROGRAMS_KEPT = 2
 
 
 class _LoopBatches:
-    """Batches that the parent reads for a program; outlives the jobs.
+    """Batches that the parent reads for a program; outlives the calls.
 
     Args:
-        data: tuple of `jobs.LoopData`.
+        data: tuple of `orders.LoopData`.
     """
 
     def __init__(self, data: tuple[orders.LoopData, ...]) -> None:
@@ -47,7 +47,7 @@ class _LoopBatches:
         self._begin_again: list[Callable[[], None]] = []  # of data that can be read once
 
     def begin(self, reader: streams.StreamReader) -> None:
-        """Begins a job."""
+        """Begins a call."""
         self._reader = reader
         self._passes.clear()
         for begin_again in self._begin_again:
@@ -80,7 +80,7 @@ class _LoopBatches:
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
-        reader = self._reader  # a later job may end an iterator that was not read to its end
+        reader = self._reader  # a later call may end an iterator that was not read to its end
         rows = reader.iterate(stream, None, 1)
         try:
             for flat, _ in rows:
@@ -102,7 +102,7 @@ class _Once(collections.abc.Iterator[Any]):
         self._rows: Iterator[Any] | None = None
 
     def begin_again(self) -> None:
-        """Begins a new job, in which this object replaces another of the user's iterators."""
+        """Begins a new call, in which this object replaces another of the user's iterators."""
         self._rows = None
 
     def __next__(self) -> Any:
@@ -115,26 +115,26 @@ class _KeptProgram:
     """A program that this worker keeps between calls, with the graphs of its steps.
 
     Args:
-        job: `orders.LoopOrder`.
+        order: `orders.LoopOrder`.
         session: `session.Session`.
     """
 
-    def __init__(self, job: orders.LoopOrder, session: Any) -> None:
+    def __init__(self, order: orders.LoopOrder, session: Any) -> None:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
-        self.source = _LoopBatches(job.data)
+        self.source = _LoopBatches(order.data)
         self.ledger = Ledger()
         self.divides = False  # whether calls of layers were divided, in this or an earlier call
         self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
-            self.program = programs.Program(job.shipment, self.source.open)
+            self.program = programs.Program(order.shipment, self.source.open)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
         self.run, self.likeness = run, ReplicaCheck(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
-            self.program.begin(run.job.shipment.call, arrays)
+            self.program.begin(run.order.shipment.call, arrays)
         self.variables = identities.distinct_variables(self.program.numbered)
 
     # The interface of `context.Loop`.
@@ -207,21 +207,21 @@ class LoopRun:
     Args:
         session: `session.Session`.
         inbox: `worker.Inbox`.
-        number: int, of the job.
-        job: `orders.LoopOrder`.
-        blocks: list of `Block`, of the job.
+        number: int, of the call.
+        order: `orders.LoopOrder`.
+        blocks: list of `Block`, of the call.
     """
 
     written: messages.Written = ()  # see `messages.OrderDone`
     parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
-        self, session: Any, inbox: Any, number: int, job: orders.LoopOrder, blocks: list[Block]
+        self, session: Any, inbox: Any, number: int, order: orders.LoopOrder, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
         self.number = number
-        self.job = job
+        self.order = order
         self.blocks = blocks
         self.reader = session.reader
 
@@ -237,8 +237,8 @@ class LoopRun:
 
     def run(self) -> orders.LoopEnd:
         """Calls the user's function; returns how it ended."""
-        job, session = self.job, self.session
-        arrays = None if job.array_block is None else self.blocks[job.array_block]
+        order, session = self.order, self.session
+        arrays = None if order.array_block is None else self.blocks[order.array_block]
         kept = self._program()
         kept.begin(self, arrays)
         self._load(kept)
@@ -249,12 +249,12 @@ class LoopRun:
         session.stopwatch.ready()
         # The same on all ranks: a loop's random decisions must not differ.
         with distribute.single_process():
-            job.chance.restore()
+            order.chance.restore()
         stands = process_state.ProcessState.capture()
-        prints = output.to_parent(session, self.number, self.job.terminal)
+        prints = output.to_parent(session, self.number, self.order.terminal)
         divided = scope.dividing(session.strategy, kept.ledger)
         alone = distribute.single_process()
-        written = summaries.sending(summaries.Sender(self.number, self.tell), job.summaries)
+        written = summaries.sending(summaries.Sender(self.number, self.tell), order.summaries)
         with prints, _current(kept), alone, divided, written, self._counted():
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
@@ -276,15 +276,15 @@ class LoopRun:
 
     def _program(self) -> _KeptProgram:
         """Returns the program of this call, reusing an earlier call's if it is the same."""
-        job, kept = self.job, self.session.programs
-        key = job.shipment.key, repr((job.data, process_state.trace_key()))
-        grown = job.shipment.grown
+        order, kept = self.order, self.session.programs
+        key = order.shipment.key, repr((order.data, process_state.trace_key()))
+        grown = order.shipment.grown
         before = kept.pop((grown.key, key[1]), None) if grown and key not in kept else None
         if before is not None:
             before.program.grow(grown)
             kept[key] = before
         if key not in kept:
-            kept[key] = _KeptProgram(job, self.session)
+            kept[key] = _KeptProgram(order, self.session)
         kept.move_to_end(key)
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)
@@ -293,9 +293,9 @@ class LoopRun:
 
     def _load(self, kept: _KeptProgram) -> None:
         """Copies the values of the user's objects to this worker's objects."""
-        block = self.blocks[self.job.state_block]
+        block = self.blocks[self.order.state_block]
         self.known = {id(variable) for variable in kept.variables}
-        self.state = state.SharedVariables(self.job.layout, block, kept.variables)
+        self.state = state.SharedVariables(self.order.layout, block, kept.variables)
         self.state.load(0)
 
     @contextlib.contextmanager
@@ -344,6 +344,6 @@ class LoopRun:
         self.state.store_rank(1, self.session.rank)
         if self.session.says_written:
             spans = self.state.spans_of_rank(1, self.session.rank)
-            self.written = messages.written(self.job.state_block, spans)
+            self.written = messages.written(self.order.state_block, spans)
         variables = identities.all_variables(kept.program.numbered)
         return orders.LoopEnd(tuple(held(variables)), kept.divides, self.changes)

@@ -29,7 +29,7 @@ PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
 class Abandoned(Exception):
-    """Ends the job on all ranks, because the user's data raised in the parent."""
+    """Ends the call on all ranks, because the user's data raised in the parent."""
 
 
 @functools.cache
@@ -50,29 +50,29 @@ def _reporter_class(hooks: frozenset[str]) -> Any:
 
 
 class _ModelRun:
-    """One job of a model's method in one worker.
+    """One call of a model's method in one worker.
 
     Args:
         session: `session.Session`.
         inbox: `inbox.Inbox`.
-        number: int, the number of the job.
-        job: a `orders.ModelOrder`.
-        blocks: list of `Block`, the shared memory of the job.
+        number: int, the number of the call.
+        order: a `orders.ModelOrder`.
+        blocks: list of `Block`, the shared memory of the call.
     """
 
-    job: Any
+    order: Any
     stop_flag: str  # the attribute of a model that a callback sets to stop the run
     own_hooks: frozenset[str] = frozenset()  # hooks that the run needs itself
     written: messages.Written = ()  # see `messages.OrderDone`
     parts: tuple[Part, ...] = ()  # the same
 
     def __init__(
-        self, session: Any, inbox: Any, number: int, job: Any, blocks: list[Block]
+        self, session: Any, inbox: Any, number: int, order: Any, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
         self.number = number
-        self.job = job
+        self.order = order
         self.blocks = blocks
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
@@ -81,7 +81,7 @@ class _ModelRun:
         self._refused: dict[int, Exception] = {}  # by source, the error of its last batch
 
     def run(self) -> Any:
-        """Does the job; returns its result, see `orders`."""
+        """Does the call; returns its result, see `orders`."""
         with distribute.single_process():
             return self._run()
 
@@ -95,26 +95,26 @@ class _ModelRun:
             variables_of: callable that takes the model and returns the variables of `state`.
             **parts: of `Session.model`.
         """
-        job, session = self.job, self.session
+        order, session = self.order, self.session
         self._restore_random_states()
-        session.follow_seed(job)
-        kept = session.model(job.heap, job.trace, job.specs, **parts)
+        session.follow_seed(order)
+        kept = session.model(order.heap, order.trace, order.specs, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
-        update = kept.update if isinstance(job, orders.FitOrder) else None
+        update = kept.update if isinstance(order, orders.FitOrder) else None
         held = [] if update is None else [state.VectorPart(*part) for part in update.variables()]
-        variables = [*variables_of(self.model), *(kept.numbered[n] for n in job.captured)]
+        variables = [*variables_of(self.model), *(kept.numbered[n] for n in order.captured)]
         self.state = state.SharedVariables(
-            job.layout, self.blocks[job.state_block], variables, held
+            order.layout, self.blocks[order.state_block], variables, held
         )
         self.state.load(0)
         self._note_attributes()
         session.stopwatch.ready()
 
     def _restore_random_states(self) -> None:
-        random_states.restore(self.job.chance.states)
-        generation().restore_seeds(self.job.chance.keras)
+        random_states.restore(self.order.chance.states)
+        generation().restore_seeds(self.order.chance.keras)
 
     def _dataset(self, source: Any) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
@@ -136,14 +136,14 @@ class _ModelRun:
         Relays warnings, but not the error stream: the parent does not repeat a warning that its
         own Keras has given.
         """
-        job, session = self.job, self.session
-        prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
+        order, session = self.order, self.session
+        prints = output.to_parent(session, self.number, order.terminal, ("stdout",), order.quiet)
         tell = session.channel.send if session.rank == 0 else lambda _: None
         counters = keras_names.counters_of_steps(self.model)
         sender = summaries.Sender(self.number, tell, lambda: session.stopwatch.kind, counters)
-        written = summaries.sending(sender, job.summaries)
+        written = summaries.sending(sender, order.summaries)
         warned: Any = contextlib.nullcontext()
-        if not job.quiet:
+        if not order.quiet:
             warned = output.warning_parent(session, self.number, replica.is_in_step)
         held = keras_steps.letting_go(self.model)  # by the functions of a class of nanotf's
         with held, prints, warned, written, scope.dividing(session.strategy, self.kept.ledger):
@@ -151,7 +151,7 @@ class _ModelRun:
         self.parts = self.kept.ledger.parts
 
     def _end_if_broken(self, source: Any) -> None:
-        """Abandons the job if its data ended because they raised or were refused."""
+        """Abandons the call if its data ended because they raised or were refused."""
         stream = getattr(source, "stream", getattr(source, "order", None))
         if stream is not None and self.reader.is_broken(stream):
             raise Abandoned
@@ -194,7 +194,7 @@ class _ModelRun:
 
     def _reporter(self) -> Any:
         """Returns a Keras callback with only the hooks that the parent or this run needs."""
-        reporter = _reporter_class(self.own_hooks | self.job.events | self.job.waits)()
+        reporter = _reporter_class(self.own_hooks | self.order.events | self.order.waits)()
         reporter.hear = self._hear
         return reporter
 
@@ -203,10 +203,10 @@ class _ModelRun:
         index, logs = orders.index_and_logs(name, *arguments, **named)
         if name not in orders.BATCH_HOOKS:
             self._send_held()
-        if name in self.job.waits:
+        if name in self.order.waits:
             with self.session.stopwatch.hook():
                 self._wait(name, index, plain_logs(logs))
-        elif self.session.rank == 0 and name in self.job.events:
+        elif self.session.rank == 0 and name in self.order.events:
             self._report(name, index, logs)
 
     def _report(self, name: str, index: int | None, logs: Any) -> None:
@@ -273,54 +273,54 @@ class _ModelRun:
 class FitRun(_ModelRun):
     """One `fit` in one worker."""
 
-    job: orders.FitOrder
+    order: orders.FitOrder
     stop_flag = "stop_training"
     own_hooks = frozenset({"on_train_begin", "on_epoch_begin"})
 
     def _run(self) -> bool:
-        job = self.job
+        order = self.order
         self.turn = 0
         self._last_wait = ""
         self._take_model(
             keras_optimizers.training_variables,
             trains=True,
-            shards=job.shards,
+            shards=order.shards,
         )
         self.ahead = self.kept.ahead
         self.ahead.begin(
-            self._coming(), functools.partial(self._refused.__setitem__, id(job.train))
+            self._coming(), functools.partial(self._refused.__setitem__, id(order.train))
         )
         self.likeness = ReplicaCheck(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
         self.looks: PauseVote | None = None
         self._train_logs: Any = None  # of the last step
-        if job.pauses:
+        if order.pauses:
             self.own_hooks |= {"on_train_batch_end"}
             self.looks = PauseVote(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(orders.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
-        replica.leave_unreset(self.model, job.unreset)
-        keras_names.set_plain_attributes(self.model, job.attributes)
+        replica.leave_unreset(self.model, order.unreset)
+        keras_names.set_plain_attributes(self.model, order.attributes)
         self._note_attributes()
-        generation().begin_at(self.model, job.initial_epoch, job.initial_step)
+        generation().begin_at(self.model, order.initial_epoch, order.initial_step)
         keras_names.forget_validation_data(self.model)
-        train, steps = inputs.passes_for(self.model, job.train, job.steps_per_epoch)
+        train, steps = inputs.passes_for(self.model, order.train, order.steps_per_epoch)
         validation, validation_steps = inputs.passes_for(
-            self.model, job.validation, job.validation_steps
+            self.model, order.validation, order.validation_steps
         )
-        sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
+        sources = {timing.TRAIN: order.train, timing.TEST: order.validation}
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
-        sigterm = leaving_sigterm_to_parent() if job.pauses else contextlib.nullcontext()
+        sigterm = leaving_sigterm_to_parent() if order.pauses else contextlib.nullcontext()
         with at_end, sigterm, self._dividing():
             keras_names.keras_method(self.model, "fit")(
                 self._dataset(train),
-                epochs=job.epochs,
-                initial_epoch=job.initial_epoch,
+                epochs=order.epochs,
+                initial_epoch=order.initial_epoch,
                 steps_per_epoch=steps,
                 validation_data=None if validation is None else self._dataset(validation),
                 validation_steps=validation_steps,
-                validation_freq=job.validation_freq,
+                validation_freq=order.validation_freq,
                 callbacks=self._callbacks(),
                 shuffle=False,
                 verbose=0,
@@ -328,22 +328,22 @@ class FitRun(_ModelRun):
         return bool(self.model._nanotf_runs_python)
 
     def _coming(self) -> streams.Coming | None:
-        train = self.job.train
+        train = self.order.train
         if not (isinstance(train, streams.StreamInput) and train.may_differ):
             return None
-        return streams.Coming(self.reader, train.stream, self.job.passed_steps)
+        return streams.Coming(self.reader, train.stream, self.order.passed_steps)
 
     def _metrics_state(self) -> state.SharedVariables:
-        job = self.job
+        order = self.order
         return state.SharedVariables(
-            job.metrics_layout,
-            self.blocks[job.metrics_block],
+            order.metrics_layout,
+            self.blocks[order.metrics_block],
             keras_names.metric_state(self.model),
         )
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "on_train_begin":
-            self.model.stop_training = self.job.stop  # Keras has just set it to False
+            self.model.stop_training = self.order.stop  # Keras has just set it to False
         if name == "on_epoch_begin":
             self.epoch = arguments[0]
             self.ahead.begin_epoch(*self._steps_ahead(*arguments))
@@ -362,14 +362,14 @@ class FitRun(_ModelRun):
         if name == "on_epoch_begin" and self._passed_steps():
             for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
                 write(variable, value)  # Keras has just reset them
-            self._train_logs = self.job.passed_logs
-            reads = not isinstance(self.job.train, inputs.ArrayInput)
-            logs = self.job.passed_logs
+            self._train_logs = self.order.passed_logs
+            reads = not isinstance(self.order.train, inputs.ArrayInput)
+            logs = self.order.passed_logs
             keras_steps.pass_over(self.model, self._passed_steps(), logs, reads)
 
     def _passed_steps(self) -> int:
-        """Returns the number of this epoch's steps that were complete before this job."""
-        return self.job.passed_steps if self.epoch == self.job.initial_epoch else 0
+        """Returns the number of this epoch's steps that were complete before this call."""
+        return self.order.passed_steps if self.epoch == self.order.initial_epoch else 0
 
     def _look(self, looks: PauseVote, index: int, logs: Any = None) -> None:
         """Pauses after a step if the parent has asked any rank to."""
@@ -393,13 +393,13 @@ class FitRun(_ModelRun):
 
     def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
         """Returns the arguments of `RunAhead.begin_epoch`."""
-        job = self.job
-        steps = job.steps_per_epoch or job.train.steps
-        looked_at = job.stop or not job.waits.isdisjoint(orders.BATCH_HOOKS)
+        order = self.order
+        steps = order.steps_per_epoch or order.train.steps
+        looked_at = order.stop or not order.waits.isdisjoint(orders.BATCH_HOOKS)
         if steps is None or looked_at or self.session.group is None:
             return None, None
-        begun = max(job.initial_step, job.passed_steps) if epoch == job.initial_epoch else 0
-        return steps - begun, steps * (job.epochs - epoch - 1)
+        begun = max(order.initial_step, order.passed_steps) if epoch == order.initial_epoch else 0
+        return steps - begun, steps * (order.epochs - epoch - 1)
 
     def _is_ahead(self) -> bool:
         return bool(self.ahead.made)
@@ -414,7 +414,7 @@ class FitRun(_ModelRun):
         return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
-        with_state = name in self.job.asks
+        with_state = name in self.order.asks
         if name not in orders.BATCH_HOOKS:
             with_state = not self._is_stored(name)
         self._last_wait = name
@@ -436,7 +436,7 @@ class FitRun(_ModelRun):
     def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
     ) -> messages.Proceed:
-        job, rank = self.job, self.session.rank
+        order, rank = self.order, self.session.rank
         attributes: tuple[dict[str, Any], ...] = ()
         seeds = None
         if with_state:
@@ -448,28 +448,28 @@ class FitRun(_ModelRun):
         written: messages.Written = ()
         if self.session.says_written:
             spans = self.metrics.spans_of_rank(orders.METRICS, rank)
-            written = messages.written(job.metrics_block, spans)
+            written = messages.written(order.metrics_block, spans)
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
-                written += messages.written(job.state_block, spans)
+                written += messages.written(order.state_block, spans)
         return self._ask(name, index, logs, with_state, written, attributes, seeds)
 
 
 class EvaluateRun(_ModelRun):
     """One `evaluate` in one worker."""
 
-    job: orders.EvaluateOrder
+    order: orders.EvaluateOrder
     stop_flag = "stop_evaluating"
 
     def _run(self) -> orders.Evaluated:
-        job = self.job
+        order = self.order
         self._take_model(generation().model_variables)
-        replica.leave_unreset(self.model, job.unreset)
-        at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
+        replica.leave_unreset(self.model, order.unreset)
+        at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(order.data))
         with at_end, self._dividing():
             logs = keras_names.keras_method(self.model, "evaluate")(
-                self._dataset(job.data),
-                steps=job.steps,
+                self._dataset(order.data),
+                steps=order.steps,
                 callbacks=self._callbacks(),
                 return_dict=True,
                 verbose=0,
@@ -487,25 +487,25 @@ class EvaluateRun(_ModelRun):
 class PredictRun(_ModelRun):
     """One `predict` in one worker."""
 
-    job: orders.PredictOrder
+    order: orders.PredictOrder
     stop_flag = "stop_predicting"
 
     def _run(self) -> orders.Left:
-        job = self.job
+        order = self.order
         self._take_model(generation().model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
         with replica.outputs_to(self.model, self.writer.take), self._dividing():
             try:
                 keras_names.keras_method(self.model, "predict")(
-                    self._dataset(job.data),
-                    steps=job.steps,
+                    self._dataset(order.data),
+                    steps=order.steps,
                     callbacks=self._callbacks(),
                     verbose=0,
                 )
             except Exception:  # Keras's, which has no outputs to put together
-                self._end_if_broken(job.data)
+                self._end_if_broken(order.data)
                 raise
-        self._end_if_broken(job.data)
+        self._end_if_broken(order.data)
         self._send_held()
         self.writer.flush()
         return self._left("predict")

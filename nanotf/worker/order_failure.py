@@ -1,4 +1,4 @@
-"""The message that tells the parent of an exception in a job."""
+"""The message that tells the parent of an exception in a call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nanotf.shipping.objects import pickling
 from nanotf.wire import messages
 
 
-def job_failed(job: int, rank: int, error: BaseException) -> messages.OrderFailed:
-    """Returns the message for a job that raised, with the exception itself if it can be pickled."""
+def order_failed(order: int, rank: int, error: BaseException) -> messages.OrderFailed:
+    """Returns the message for a call that raised, with the exception if that can be pickled."""
     before = autograph.before_conversion(error)
     error = before if isinstance(before, NanoError) else error
     try:
@@ -21,4 +21,4 @@ def job_failed(job: int, rank: int, error: BaseException) -> messages.OrderFaile
     except BaseException:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return messages.OrderFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
+    return messages.OrderFailed(order, rank, f"{type(error).__name__}: {error}", text, pickled)

@@ -54,32 +54,32 @@ class _Logs(logging.Handler):
 
     Args:
         send: function of a message.
-        job: int, its number.
+        order: int, its number.
         is_in_step: function, see `warning_parent`.
     """
 
     def __init__(
         self,
         send: Callable[[messages.Message], None],
-        job: int,
+        order: int,
         is_in_step: Callable[[], bool],
     ) -> None:
         super().__init__(logging.WARNING)
-        self._send, self._job, self._is_in_step = send, job, is_in_step
+        self._send, self._order, self._is_in_step = send, order, is_in_step
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._is_in_step():
             text = record.getMessage()
-            self._send(messages.Logged(self._job, record.name, record.levelno, text))
+            self._send(messages.Logged(self._order, record.name, record.levelno, text))
 
 
 @contextlib.contextmanager
-def warning_parent(session: Any, job: int, is_in_step: Callable[[], bool]) -> Iterator[None]:
+def warning_parent(session: Any, order: int, is_in_step: Callable[[], bool]) -> Iterator[None]:
     """Passes on Python's warnings, and those of Keras's and TensorFlow's loggers, from rank 0.
 
     Args:
         session: `session.Session`.
-        job: int, its number.
+        order: int, its number.
         is_in_step: function, returns True while a model's step runs or is traced. The loop around
             it runs in the parent too, which gives that loop's warnings.
     """
@@ -91,10 +91,10 @@ def warning_parent(session: Any, job: int, is_in_step: Callable[[], bool]) -> It
     def show(message: Any, category: Any, file: str, line: int, *rest: Any, **named: Any) -> None:
         own = next(c for c in category.__mro__ if c.__module__ == "builtins")
         if is_in_step():
-            session.channel.send(messages.Warned(job, str(message), own, file, line))
+            session.channel.send(messages.Warned(order, str(message), own, file, line))
         stock(message, category, file, line, *rest, **named)
 
-    handler = _Logs(session.channel.send, job, is_in_step)
+    handler = _Logs(session.channel.send, order, is_in_step)
     loggers = LIBRARIES.values()
     warnings.showwarning = show  # type: ignore[assignment]
     for each in loggers:
@@ -206,7 +206,7 @@ _tensorflow_prints: TensorFlowPrints | None = None
 
 def to_parent(
     session: Any,
-    job: int,
+    order: int,
     terminal: Terminal,
     streams: Sequence[str] = STREAMS,
     quiet: bool = False,
@@ -215,12 +215,12 @@ def to_parent(
 
     Args:
         session: `session.Session`.
-        job: int, its number.
+        order: int, its number.
         terminal: `Terminal`.
         streams: sequence of str, Python's streams to relay; `tf.print` and nanotf's own warnings
             are always relayed.
         quiet: bool, whether rank 0 also writes only to its log. Functions traced in this context
-            still print for the user in later jobs.
+            still print for the user in later calls.
     """
     if session.rank != 0:
         return contextlib.nullcontext()
@@ -230,7 +230,7 @@ def to_parent(
         if quiet:
             log.write(text)
         else:
-            session.channel.send(messages.Printed(job, stream, text))
+            session.channel.send(messages.Printed(order, stream, text))
 
     return relayed(send, terminal, streams)
 

@@ -1,4 +1,4 @@
-"""A worker's side of its jobs: one session for the life of the process."""
+"""A worker's side of its calls: one session for the life of the process."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
-from nanotf.worker.order_failure import job_failed
+from nanotf.worker.order_failure import order_failed
 from nanotf.worker.run_ahead import RunAhead
 
 MODELS_KEPT = 2
 # Python decides when to collect reference cycles by the number of objects, not by their size.
 DROPPED_BYTES = 2**27
-JOBS_PER_COLLECTION = 16
+ORDERS_PER_COLLECTION = 16
 MODELS_PER_CLEARING = 8  # of TensorFlow's kernels, some 0.2 MB for a model; to make them takes time
 
 
 class Session:
-    """A worker's state between jobs: its strategy, and the models that it has built.
+    """A worker's state between calls: its strategy, and the models that it has built.
 
     Args:
         rank: int.
@@ -64,7 +64,7 @@ class Session:
         overrides.install(self.strategy)
         self.group = group
         self.stopwatch = timing.Stopwatch(rank, group)
-        self.reader: streams.StreamReader  # of the job that runs
+        self.reader: streams.StreamReader  # of the call that runs
         self.watched: Callable[[], None] = lambda: None  # called by a `Watch` at every look
         watch.Heartbeat(
             watch.beat_seconds(setup.stall_seconds),
@@ -85,11 +85,11 @@ class Session:
             )
         self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-        self._dropped = 0  # bytes of variables of models that were dropped in this job
+        self._dropped = 0  # bytes of variables of models that were dropped in this call
         self._dropped_models = 0  # since the kernels were cleared
         self._has_dropped = False
-        self._jobs = 0
-        self._seeding = 0  # that of the last job; see `eager_context.seeding`
+        self._orders = 0
+        self._seeding = 0  # that of the last call; see `eager_context.seeding`
 
     def _tell(self, message: messages.Message) -> None:
         with contextlib.suppress(ChannelClosed):  # the inbox ends this process
@@ -102,24 +102,24 @@ class Session:
         blocks: list[Block],
         reader: streams.StreamReader,
     ) -> None:
-        """Runs a job received by `inbox`, and reports its end."""
+        """Runs a call received by `inbox`, and reports its end."""
         self.stopwatch.begin()
         self.reader = reader
         failed, _ = self._failures()
         try:
             message.state.restore()
-            job = pickling.loads(message.body)
-            run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
+            order = pickling.loads(message.body)
+            run = _RUNS[type(order)](self, inbox, message.order, order, blocks)
             try:
                 result = run.run()
             except Abandoned:
                 result = None  # the parent knows why
             times = self.stopwatch.finish()
             answer: messages.Message = messages.OrderDone(
-                message.job, self.rank, result, times, run.written, run.parts
+                message.order, self.rank, result, times, run.written, run.parts
             )
         except BaseException as error:
-            answer = job_failed(message.job, self.rank, error)
+            answer = order_failed(message.order, self.rank, error)
             reader.end()  # before the error is dropped: it may hold an iterator's last reference
             count, why = self._failures()
             # TensorFlow keeps only the text of an error raised inside a graph.
@@ -131,12 +131,12 @@ class Session:
         except ChannelClosed:
             raise
         except Exception as error:  # a result that cannot be pickled
-            self.channel.send(job_failed(message.job, self.rank, error))
-        self._jobs += 1
-        if self._has_dropped or self._jobs % JOBS_PER_COLLECTION == 0:
-            # Models and datasets of ended jobs are in reference cycles. Datasets keep blocks
+            self.channel.send(order_failed(message.order, self.rank, error))
+        self._orders += 1
+        if self._has_dropped or self._orders % ORDERS_PER_COLLECTION == 0:
+            # Models and datasets of ended calls are in reference cycles. Datasets keep blocks
             # mapped, each with a file descriptor. Python would not collect them for hundreds of
-            # jobs. The parent has the answer, and works on it meanwhile.
+            # calls. The parent has the answer, and works on it meanwhile.
             gc.collect()
             if self._dropped_models >= MODELS_PER_CLEARING:
                 self._dropped_models = 0
@@ -146,14 +146,14 @@ class Session:
     def _failures(self) -> tuple[int, Failure | None]:
         return (0, None) if self.group is None else self.group.failures()
 
-    def follow_seed(self, job: orders.ModelOrder) -> None:
+    def follow_seed(self, order: orders.ModelOrder) -> None:
         """Sets TensorFlow's own seed as it is in the parent.
 
-        Only if the user has set one since the last job, random operations of traced functions start
-        anew, as they do there: all functions are prepared again then, which takes seconds.
+        Only if the user has set one since the last call, random operations of traced functions
+        start anew, as they do there: all functions are prepared again then, which takes seconds.
         """
-        eager_context.follow(job.chance.tensorflow, job.seeding != self._seeding)
-        self._seeding = job.seeding
+        eager_context.follow(order.chance.tensorflow, order.seeding != self._seeding)
+        self._seeding = order.seeding
 
     def model(
         self,
@@ -164,9 +164,9 @@ class Session:
         trains: bool = False,
         shards: OptimizerShards | None = None,
     ) -> KeptModel:
-        """Returns the model pickled by `heap.dump_model`, made now or by an earlier job.
+        """Returns the model pickled by `heap.dump_model`, made now or by an earlier call.
 
-        The first job that needs metrics and optimizers builds them.
+        The first call that needs metrics and optimizers builds them.
         """
         # Traced functions keep the state that was current when they were traced.
         state = repr((trace, process_state.trace_key()))
@@ -191,7 +191,7 @@ class Session:
         self._has_dropped = True
         self._dropped_models += 1
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
-        if self._dropped > DROPPED_BYTES:  # too much to keep until the job's end
+        if self._dropped > DROPPED_BYTES:  # too much to keep until the call's end
             self._dropped = 0
             del kept, variables
             gc.collect()

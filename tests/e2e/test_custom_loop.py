@@ -284,7 +284,7 @@ def test_second_call_continues(run_on: Any, float64: None) -> None:
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """Rank 0 asks for batches, which reach rank 1 before it has begun the call.
 
-    Workers collect garbage after every `session.JOBS_PER_COLLECTION` calls; one worker takes
+    Workers collect garbage after every `session.ORDERS_PER_COLLECTION` calls; one worker takes
     longer.
     """
 
@@ -306,7 +306,7 @@ def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     factor = tf.Variable(2.0)
     try:
         first = total(loops.dataset(), True)
-        for _ in range(session.JOBS_PER_COLLECTION):
+        for _ in range(session.ORDERS_PER_COLLECTION):
             np.testing.assert_allclose(total(loops.dataset(), False), first, rtol=1e-6)
     finally:
         warm.end_pool()

@@ -344,7 +344,7 @@ def test_warm_workers_need_no_start(
     x, y = digits(40)
     model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
     assert choice.choose(model, given) == 1
-    assert "not tried: this job takes less time than starting workers" in capsys.readouterr().out
+    assert "not tried: this fit takes less time than starting workers" in capsys.readouterr().out
     is_there = True
     assert choice.choose(model, given) == 1, "the trial ended the workers"
     assert choice.choose(model, given) == 2

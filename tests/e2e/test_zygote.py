@@ -86,7 +86,7 @@ def test_workers_end_with_the_zygote() -> None:
         assert origin is not None
         os.kill(origin, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL while a job ran"):
+    with pytest.raises(WorkerDied, match=r"was killed by SIGKILL while a call ran"):
         _fit(callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=kill)])
     assert _fit().epoch == [0]
 

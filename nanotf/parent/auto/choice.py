@@ -2,7 +2,7 @@
 
     choose                    measured before? then no trial
       timed_fits.tried        measures the numbers of `candidates` while there is time
-      decide                  the fastest number for this job's number of steps
+      decide                  the fastest number for this call's number of steps
 
 A decision needs times of one process and of at least one number of workers; fewer times are not
 remembered.
@@ -33,11 +33,11 @@ WORTH = 0.97  # several processes must take less than this share of one process'
 
 
 def decide(measured: Sequence[Measured], steps: int | None) -> int:
-    """Returns the number of processes that finishes a job first.
+    """Returns the number of processes that finishes a call first.
 
     Args:
         measured: sequence of `Measured`.
-        steps: int or None, steps of the job, if known. A short job is not worth starting workers.
+        steps: int or None, steps of the call, if known. A short call is not worth starting workers.
 
     Returns:
         int; 1 unless several are clearly faster.
@@ -83,7 +83,7 @@ def choose(
             trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), 1)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
-        steps = _steps_of_job(trial, FitArguments.of(given))
+        steps = _steps_of_call(trial, FitArguments.of(given))
         transport = check_transport(transport)
         key = key_of(trial, plans, transport)
         entry = choice_cache.entries().get(key, {"measured": []})
@@ -152,21 +152,21 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
             + _notes(measured)
         )
     lines = [f"{chosen}, measured in {seconds:.1f} s:"]
-    lines.append("  processes   ms per step   start-up, s   this job, s")
+    lines.append("  processes   ms per step   start-up, s   this fit, s")
     for m in measured:
         if m.step is None:
             lines.append(f"  {m.num_processes:>9}   {m.note}")
             continue
-        job = "?" if steps is None else f"{m.seconds(steps):.1f}"
+        whole = "?" if steps is None else f"{m.seconds(steps):.1f}"
         start = m.start_up if m.num_processes > 1 else 0.0
         lines.append(
-            f"  {m.num_processes:>9}   {1000 * m.step:>11.2f}   {start:>11.1f}   {job:>11}"
+            f"  {m.num_processes:>9}   {1000 * m.step:>11.2f}   {start:>11.1f}   {whole:>11}"
         )
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------- the job
-def _steps_of_job(trial: timed_fits.TimedFit, arguments: FitArguments) -> int | None:
+# ---------------------------------------------------------------------------------- the call
+def _steps_of_call(trial: timed_fits.TimedFit, arguments: FitArguments) -> int | None:
     each = arguments.steps_per_epoch or trial.data.steps
     return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
 

@@ -42,7 +42,7 @@ from nanotf.shipping.data import inputs
 from nanotf.wire import messages, timing
 
 TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
-TRIAL_SHARE = 0.05  # this share of the job's time in one process
+TRIAL_SHARE = 0.05  # this share of the call's time in one process
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
 MOST_STEPS = 50
 PATIENCE = 3.0  # the first workers may always take this many times one process's time
@@ -73,7 +73,7 @@ class Measured:
     setting: str = ""
 
     def seconds(self, steps: int | None) -> float:
-        """Returns the time of a job with `steps` steps, or of one step if the number is unknown."""
+        """Returns the time of a call with `steps` steps, or of one step if that is None."""
         assert self.step is not None
         if steps is None:
             return self.step
@@ -135,10 +135,10 @@ class OutOfTime(NanoError):
 
 
 class Budget:
-    """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
+    """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the call.
 
     Args:
-        steps: int or None, steps of the job, if known.
+        steps: int or None, steps of the call, if known.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -147,7 +147,7 @@ class Budget:
         self._began = _now()
 
     def step_takes(self, seconds: float) -> None:
-        """Raises the budget to `TRIAL_SHARE` of a job whose steps take at least `seconds`."""
+        """Raises the budget to `TRIAL_SHARE` of a call whose steps take at least `seconds`."""
         if self.steps is not None:
             self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
 
@@ -210,12 +210,12 @@ class TimedFit(fit_call.FitCall):
         made.executions, made.epochs = executions, epochs
         return made
 
-    def job(self) -> orders.FitOrder:
+    def order(self) -> orders.FitOrder:
         steps = self.executions * self.steps_per_execution
         if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
             steps = min(steps, self.data.steps)
         return dataclasses.replace(
-            super().job(), epochs=self.epochs, steps_per_epoch=steps, stop=False
+            super().order(), epochs=self.epochs, steps_per_epoch=steps, stop=False
         )
 
     def look(self, ended: set[int]) -> None:
@@ -270,7 +270,7 @@ def tried(
         short = one is not None and steps is not None and one.seconds(steps) < START_UP
         if short and not is_warm:
             note = (
-                f"not tried: this job takes less time than starting workers, about {START_UP:g} s"
+                f"not tried: this fit takes less time than starting workers, about {START_UP:g} s"
             )
             measured.append(Measured(number, None, note=note))
             continue

@@ -1,4 +1,4 @@
-"""One call of `fit`, in the parent: sends the job, runs hooks, returns the state."""
+"""One call of `fit`, in the parent: sends the order, runs hooks, returns the state."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class FitCall(ModelCall):
         self.place_data(last, states)
         if self.restarts == 0 and self.resumption is not None:
             self.resumption.restore_random()
-        self.turn = self.loaded = 0  # the turns of a new job
+        self.turn = self.loaded = 0  # the turns of a new call
         self.epoch_end = None
 
     def place_data(self, last: Moment, states: Any) -> None:
@@ -210,7 +210,7 @@ class FitCall(ModelCall):
         if self.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
 
-    def job(self) -> orders.FitOrder:
+    def order(self) -> orders.FitOrder:
         a = self.arguments
         attributes = keras_names.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)

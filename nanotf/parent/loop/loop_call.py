@@ -1,7 +1,7 @@
 """The user's process of `@nano`, a custom training loop on several workers.
 
     @nano(num_processes=N)      binds the call, and finds what it refers to (`programs`)
-    _LoopCall                   one job: sends state and data, receives prints and results
+    _LoopCall                   one order: sends state and data, receives prints and results
 
 The function runs in every worker as it would here, on whole batches. The workers divide the calls
 of layers in it (`region`). This process reads its datasets.
@@ -235,7 +235,7 @@ class _LoopCall(calls.Call):
                     f"{source.data.kind!r}, which can be read only once. Pass a tf.data.Dataset."
                 )
 
-    # ------------------------------------------------------------------------------ the job
+    # ------------------------------------------------------------------------------ the call
     def prepare_restart(self, error: WorkerError) -> None:
         """Prepares to call the function again after an error, or raises it."""
         if self.restarts >= self.max_restarts:
@@ -285,7 +285,7 @@ class _LoopCall(calls.Call):
         self.state.store(0)
         return blocks
 
-    def job(self) -> orders.LoopOrder:
+    def order(self) -> orders.LoopOrder:
         return orders.LoopOrder(
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,

@@ -58,7 +58,7 @@ class LoopSource:
         )
 
     def begin_again(self, complete: int) -> None:
-        """Prepares a job that continues after `complete` passes, with the same shuffle orders."""
+        """Prepares a call that continues after `complete` passes, with the same shuffle orders."""
         self.passed = complete
         copy = dataset_graphs.copy_of(self._source)
         if copy is None:  # TensorFlow cannot write its graph, so it is not rewound

@@ -70,7 +70,7 @@ class Task:
         labels: sequence of str, the items for people.
         seed: int; with an item's index it seeds the item's random numbers.
         state: `ProcessState` of this process, at the call.
-        terminal: `jobs.Terminal`.
+        terminal: `orders.Terminal`.
     """
 
     name: str
@@ -200,7 +200,7 @@ class ItemRun:
         """Leaves the pool to the next call, without this call's function and arrays."""
         pool.settle()
         body = pickling.dumps(orders.ForgetTask())
-        forget = messages.Order(pool.next_job(), body, state=self.task.state)
+        forget = messages.Order(pool.next_order(), body, state=self.task.state)
         for rank in self._informed:
             pool.send_to(rank, forget)
         pool.usable = True
@@ -286,11 +286,11 @@ class ItemRun:
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        job = orders.ItemOrder(task, item.whole, of_item is not None, seed, self.task.terminal)
+        contents = orders.ItemOrder(task, item.whole, of_item is not None, seed, self.task.terminal)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = index
         self._given[rank] += 1
-        body, number = pickling.dumps(job), pool.next_job()
+        body, number = pickling.dumps(contents), pool.next_order()
         order = messages.Order(number, body, sizes, self._ends(index), self.task.state)
         pool.send_to(rank, order, blocks)
 

@@ -33,7 +33,7 @@ class FitData:
     Args:
         model: the user's model.
         arguments: `FitArguments`.
-        first_block: int, the number of the job's first block for arrays.
+        first_block: int, the number of the call's first block for arrays.
         sharding: str, "data" or "parent", where datasets are read; or "trial", which is "data"
             with an order that may differ between workers.
         trains: bool, whether the data are for training; otherwise for a single pass.

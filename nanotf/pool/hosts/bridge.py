@@ -150,7 +150,7 @@ class Bridge:
                         os.close(fd)
         except (EOFError, OSError):
             pass  # the pool has closed its end, or `_up` this one
-        except Exception as error:  # no memory or descriptor for a message: the job fails
+        except Exception as error:  # no memory or descriptor for a message: the call fails
             logger.warning("A message to host %s is lost.", self._member.name, exc_info=error)
         finally:
             end.shut_down()

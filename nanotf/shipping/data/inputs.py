@@ -154,7 +154,7 @@ class ArrayInput:
         structure: nested structure of int or None, the places of the arrays in `arrays`, in the
             form of a step's batch: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         arrays: tuple of `ArrayRef`.
-        block: int, the number of their block in the job.
+        block: int, the number of their block in the call.
         rows: int, length of every array.
         batch_size: int, rows of a global batch.
         order: int or None, the stream of the pieces of the passes' orders, see `pieces_of`. None is
@@ -184,7 +184,7 @@ class ArrayInput:
         """Returns the worker's dataset.
 
         Args:
-            blocks: list of `Block`, of the job.
+            blocks: list of `Block`, of the call.
             orders: iterator of the pieces of the passes' orders, or None for the arrays' order. A
                 piece is not used after the next one is requested.
             rank: int.

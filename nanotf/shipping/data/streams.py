@@ -21,8 +21,8 @@ The orders of shuffled arrays are one turn that is read ahead, one element for e
 wait for the thread that prefetches the next element.
 
 If the user's data raise, the turn ends as if they had ended (`StreamWriter.end_in_failure`), at
-the same step on every rank. The ranks abandon the job there: no rank is in the middle of anything,
-and the pool can run another job.
+the same step on every rank. The ranks abandon the call there: no rank is in the middle of anything,
+and the pool can run another call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StreamInput:
     """A stream of batches from the parent.
 
     Args:
-        stream: int, its number within the job.
+        stream: int, its number within the call.
         signature: nested structure of `tf.TensorSpec`, of one batch.
         cardinality: int, batches per iteration that a worker's Keras assumes, or TensorFlow's
             codes for endless and unknown.
@@ -186,12 +186,12 @@ class StreamReader:
 
     Args:
         channel: `StreamChannel`.
-        job: int, the number of the job whose streams it reads.
+        order: int, the number of the call whose streams it reads.
     """
 
-    def __init__(self, channel: StreamChannel, job: int) -> None:
+    def __init__(self, channel: StreamChannel, order: int) -> None:
         self._channel = channel
-        self._job = job
+        self._order = order
         self._inboxes: dict[tuple[int, int], _Inbox] = {}
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
@@ -252,7 +252,7 @@ class StreamReader:
             turn = self._turns[stream]
             self._turns[stream] += 1
             inbox = self._inbox(stream, turn)
-        self._channel.send(messages.OpenStream(self._job, stream, turn))
+        self._channel.send(messages.OpenStream(self._order, stream, turn))
         try:
             while True:
                 message, block = inbox.get()
@@ -266,7 +266,7 @@ class StreamReader:
                 if rank is not None and message.rows:
                     first, count = own_rows(message.rows, rank, size)
                     arrays = [array[first : first + count] for array in arrays]
-                read = messages.SlotRead(self._job, stream, message.slot)
+                read = messages.SlotRead(self._order, stream, message.slot)
                 if copies:
                     arrays = [np.array(array) for array in arrays]
                     self._channel.send(read)
@@ -274,10 +274,10 @@ class StreamReader:
                 if not copies:
                     self._channel.send(read)
         finally:
-            self._channel.send(messages.CloseStream(self._job, stream, turn))
+            self._channel.send(messages.CloseStream(self._order, stream, turn))
 
     def end(self) -> None:
-        """Ends the job: threads that wait for a batch get no more.
+        """Ends the order: threads that wait for a batch get no more.
 
         A callback may have ended a pass while a tf.data thread waits for its next batch. Dropping
         the dataset's iterator, maybe in Python's garbage collector, would wait for that thread.
@@ -409,12 +409,12 @@ class StreamWriter:
         self._divided = divided
         self._may_differ = may_differ
         self.reading = timing.Reading()
-        self.taken = 0  # batches that all workers have read; counted by the job's thread
+        self.taken = 0  # batches that all workers have read; counted by the call's thread
         self._block: Block | None = None
         self._slot_nbytes = 0
         self._slot = 0  # the next to be written; only the writer's thread sets it and this:
         self._iterator: Any = None  # of the turn that is being read
-        # Guards all below. The job's thread notifies it of workers' messages; the writer waits.
+        # Guards all below. The call's thread notifies it of workers' messages; the writer waits.
         self._changed = threading.Condition()
         self._turn = -1  # the last turn that was begun
         self._is_open = False  # whether that turn has not ended yet
@@ -430,7 +430,7 @@ class StreamWriter:
         self._thread.daemon = True
         self._thread.start()
 
-    # ---------------------------------------------------------- called by the job's thread
+    # ---------------------------------------------------------- called by the call's thread
     def handle(self, message: messages.Message) -> None:
         """Takes a worker's message about this stream."""
         with self._changed:
@@ -515,7 +515,7 @@ class StreamWriter:
                 self._iterator = None
                 self._data.close()
         except BaseException as error:  # the user's data; raised again in fit()
-            if self._stopped:  # the job has ended; the next one must not get the error
+            if self._stopped:  # the call has ended; the next one must not get the error
                 logger.info("Data that were no longer needed raised: %r", error)
             else:
                 self._fail(error)
@@ -543,7 +543,7 @@ class StreamWriter:
             return not self._stopped
 
     def _write_epoch(self, epoch: Iterator[tuple[Any, Any]]) -> bool:
-        """Hands out the batches of an epoch; returns True if the job continues."""
+        """Hands out the batches of an epoch; returns True if the call continues."""
         empty = True
         for iterator, batch in self.reading.over(epoch):
             empty = False
@@ -584,7 +584,7 @@ class StreamWriter:
 
     def _end_turn(self) -> None:
         """Ends the turn for the workers, if there is one; called with the lock held."""
-        if self._is_open and not self._stopped:  # a later job has streams of the same numbers
+        if self._is_open and not self._stopped:  # a later call has streams of the same numbers
             self._is_open = False
             self._send(messages.EndOfStream(self.stream, self._turn), None)
 

@@ -1,6 +1,6 @@
 """The user's objects that have an identity, and the variables that belong to them.
 
-Both sides of a job call these functions on their own objects, and must get results in the same
+Both sides of a call run these functions on their own objects, and must get results in the same
 order.
 """
 

@@ -246,7 +246,7 @@ def dump(pickler: TensorPickler, obj: Any, holder: Callable[[], str] = str) -> N
             filter(None, (where, f"an object of class {cls.__module__}.{cls.__qualname__}"))
         )
         raise ShippingError(
-            "Everything that a job refers to must be picklable to reach another process. "
+            "Everything that a call refers to must be picklable to reach another process. "
             f"Received: {received}, and {type(error).__name__}: {str(error)[:500]}. "
             "Keep open files, sockets, threads and the like out of models, losses, metrics and "
             "the functions that they use: open them where they are used."

@@ -230,7 +230,7 @@ def test_streams_that_end_after_their_job_do_not_disturb_the_next() -> None:
 
 def test_what_comes_is_known_before_it_is_read() -> None:
     """The parent sends the first batches before a worker makes its iterator."""
-    reader = StreamReader(None, job=1)  # type: ignore[arg-type]
+    reader = StreamReader(None, order=1)  # type: ignore[arg-type]
     for turn, rows in ((0, [5, 0]), (1, [0])):
         for each in rows:
             reader.deliver(messages.Batch(0, turn, 0, (), each, may_differ=True), None)
@@ -252,7 +252,7 @@ def test_a_thread_that_waits_for_a_batch_ends_with_the_job() -> None:
             self.sent.append(message)
 
     channel = Channel()
-    reader = StreamReader(channel, job=1)
+    reader = StreamReader(channel, order=1)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(reader.iterate(0, rank=0, size=2)))
     thread.start()

@@ -79,12 +79,12 @@ from nanotf.wire.channel import Channel
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 parent, inbox = Channel(ours), Inbox(Channel(theirs))
 for number in (1, 2):
-    parent.send(messages.Job(number, b""))
+    parent.send(messages.Order(number, b""))
     parent.send(messages.EndOfStream(stream=0, turn=0))
 parent.send(messages.Stop())
-received = [inbox.next_job() for _ in range(3)]
+received = [inbox.next_order() for _ in range(3)]
 for message, _, reader in received[:2]:
-    print(message.job, list(reader.iterate(stream=0, rank=0, size=2)), flush=True)
+    print(message.order, list(reader.iterate(stream=0, rank=0, size=2)), flush=True)
 os._exit(0)
 """
     done = subprocess.run(
