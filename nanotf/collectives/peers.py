@@ -27,7 +27,7 @@ import numpy as np
 from nanotf.collectives.engine import Array
 from nanotf.wire.failures import Failure, FailureKind
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 # Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
 _HEADER = struct.Struct("<IIIIQIQ")
 _MISSING = struct.Struct("<I")
@@ -160,7 +160,7 @@ class Peers:
             while (frame := self._frames.pop((host, place), None)) is None:
                 if self._failure is not None:
                     raise PeerFailed(self._failure)
-                self._changed.wait(LOOK_SECONDS)
+                self._changed.wait(POLL_SECONDS)
                 now = time.monotonic()
                 # A late look counts as one second: this process was frozen, perhaps all were.
                 looked, left = now, left - min(now - looked, 1.0)

@@ -37,7 +37,7 @@ from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.handles import Worker
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
-from nanotf.pool.supervision import LOOK_SECONDS
+from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.report import call_report
 from nanotf.shipping import orders
@@ -229,32 +229,32 @@ class Call:
         """Returns the writers that may still have a thread."""
         return self.writers
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """Handles that the workers have the call; the blocks' descriptors are still open."""
 
-    def hear(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         """Handles a message specific to the kind of call, see `messages`."""
         raise AssertionError(message)
 
-    def hear_stream(self, message: Any) -> None:
+    def on_stream_message(self, message: Any) -> None:
         """Handles a message about the data that this process reads."""
         self.writers[message.stream].handle(message)
 
-    def look(self, ended: set[int]) -> None:
-        """Checks on the workers when none has sent a message for `LOOK_SECONDS`.
+    def on_idle(self, ended: set[int]) -> None:
+        """Checks on the workers when none has sent a message for `POLL_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the call.
         """
 
-    def answer(self, first: messages.Waiting) -> messages.Proceed:
+    def reply(self, first: messages.Waiting) -> messages.Proceed:
         """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Handles what has happened in this process since the last message."""
 
-    def answered(self) -> None:
+    def on_replied(self) -> None:
         """Handles that the workers have been sent the answer to a hook, and continue."""
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
@@ -301,7 +301,7 @@ class Call:
             workers.usable = False  # until all have ended the call
             state = workers.outgoing(ProcessState.capture())
             workers.send(messages.Order(self.number, body, sizes, state=state), blocks)
-            self.sent()
+            self.on_sent()
             _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
@@ -421,18 +421,18 @@ class Call:
         times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
             self._check_abandoned()
-            self.attend()
+            self.poll()
             try:
-                rank, message = self.workers.receive(LOOK_SECONDS)
+                rank, message = self.workers.receive(POLL_SECONDS)
             except queue.Empty:
                 self.workers.check_progress({*waiting, *done}, self._reading)
-                self.look(set(done))
+                self.on_idle(set(done))
                 continue
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
                 if message.order == self.number:
-                    self.hear_stream(message)
+                    self.on_stream_message(message)
             elif isinstance(message, messages.OrderFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, (messages.Progress, messages.Woken)):
@@ -459,13 +459,13 @@ class Call:
                         waiting.clear()
                         continue
                     with self.clock.hook(waiting[0].hook):
-                        answer = self.answer(waiting[0])
-                    self.attend()
+                        answer = self.reply(waiting[0])
+                    self.poll()
                     self.workers.send(answer)
                     waiting.clear()
-                    self.answered()
+                    self.on_replied()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
-                self.hear(message)
+                self.on_message(message)
         self.workers.usable = True
         self.times = tuple(times[rank] for rank in range(self.size))
         return [done[rank] for rank in range(self.size)]

@@ -144,7 +144,7 @@ class _Inference(ModelCall):
         """Calls the hook that opens the pass, in all callbacks."""
         raise NotImplementedError
 
-    def answer(self, first: messages.Waiting) -> messages.Proceed:
+    def reply(self, first: messages.Waiting) -> messages.Proceed:
         self.callbacks.call(first.hook, first.index, self.logs_at(first))
         return messages.Proceed(self.number, stop=bool(getattr(self.model, self.stop_flag, False)))
 
@@ -231,9 +231,9 @@ class _PredictCall(_Inference):
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 
-    def hear(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         if not isinstance(message, Delivery):
-            super().hear(message)
+            super().on_message(message)
             return
         said = message.message
         self.outputs.take(said.rank, said.structure, said.arrays, message.block)

@@ -152,7 +152,7 @@ class ModelCall(calls.Call):
             "summaries": summaries.has_default(),
         }
 
-    def hear(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         if isinstance(message, messages.Summary):
             counters = keras_names.counters_of_steps(self.model)
             summaries.write(message, self.numbered, self.traced.summaries, counters)

@@ -35,7 +35,7 @@ from nanotf.wire.memory_files import above_standard
 
 START_VARIABLE = "NANOTF_START"
 _STARTS = ("fork", "spawn")
-LOOK_SECONDS = 0.05  # how long a thread that waits holds the lock
+POLL_SECONDS = 0.05  # how long a thread that waits holds the lock
 FORK_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 
 # What the interpreter, the loader, the C library and the libraries that a zygote imports read while
@@ -81,7 +81,7 @@ class Forked:
             subprocess.TimeoutExpired: It has not ended within `timeout` seconds.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while (code := self._wait(LOOK_SECONDS)) is None:
+        while (code := self._wait(POLL_SECONDS)) is None:
             if time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
         return code

@@ -8,7 +8,7 @@ from nanotf.pool.handles import Worker
 from nanotf.pool.supervision import not_finished
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
-_LOOK_SECONDS = 0.2  # between checks that the process still runs
+_POLL_SECONDS = 0.2  # between checks that the process still runs
 
 
 def greet(worker: Worker, key: bytes, deadline: float) -> None:
@@ -24,7 +24,7 @@ def greet(worker: Worker, key: bytes, deadline: float) -> None:
     Raises:
         WorkerError: It ended (the error of `Worker.died`), or it did not answer in time.
     """
-    while not worker.channel.poll(_LOOK_SECONDS):
+    while not worker.channel.poll(_POLL_SECONDS):
         if worker.process.poll() is not None:
             raise worker.died("starting")
         if time.monotonic() > deadline:

@@ -33,7 +33,7 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import packed
 
-_LOOK_SECONDS = 0.05  # between looks at a thread that starts a worker, while the pool ends
+_POLL_SECONDS = 0.05  # between looks at a thread that starts a worker, while the pool ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,5 +233,5 @@ class ItemPool(Pool):
             for worker in self.workers:
                 if worker.process.poll() is None:
                     worker.process.kill()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         super().kill()

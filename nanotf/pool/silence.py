@@ -46,7 +46,7 @@ class Silence:
         """Records that a rank has made progress."""
         self._heard[rank], self._after[rank] = now, self._first
 
-    def look(self, excused: Collection[int], now: float) -> tuple[list[int], float]:
+    def check(self, excused: Collection[int], now: float) -> tuple[list[int], float]:
         """Returns the ranks without progress, if it is time to report them.
 
         Args:

@@ -1,7 +1,7 @@
 """Notices workers that make no progress, and names the worker that caused a failure.
 
 A `PoolSupervisor` has no thread of its own. The thread that waits for a pool's messages passes them
-on, and asks it to check when no message has come for `LOOK_SECONDS`.
+on, and asks it to check when no message has come for `POLL_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.wire import messages
 from nanotf.wire.failures import FailureKind
 
-LOOK_SECONDS = 1.0  # how often the parent checks the workers while it waits
+POLL_SECONDS = 1.0  # how often the parent checks the workers while it waits
 SILENT_SECONDS = 10.0  # a node that has not answered for this long is lost
 # A rank may notice a peer's end before the parent does: shortly before, if it is on this host.
 GRACE_SECONDS = 1.0
@@ -74,7 +74,7 @@ class PoolSupervisor:
         It may be frozen together with its workers, or run a callback for which they wait.
         """
         before, self._looked = self._looked, time.monotonic()
-        self._clock += min(self._looked - before, 2 * LOOK_SECONDS)
+        self._clock += min(self._looked - before, 2 * POLL_SECONDS)
         return self._clock
 
     def check_progress(
@@ -115,7 +115,7 @@ class PoolSupervisor:
         """Warns about workers that have made no progress while no other worker waits for them."""
         if self._stalled:  # workers check the clock themselves, and report stalls
             return
-        late, seconds = self._silence.look(present, now)
+        late, seconds = self._silence.check(present, now)
         if not late:
             return
         who = ", ".join(f"{rank} ({self._workers[rank].where()})" for rank in late)
@@ -146,7 +146,7 @@ class PoolSupervisor:
         if told is None or told.began != message.began:
             told = self._stalled[rank] = _Told(message.began)
         # Messages that came while this process was stopped count as one.
-        if now - told.at > LOOK_SECONDS / 2:
+        if now - told.at > POLL_SECONDS / 2:
             told.at, told.times = now, told.times + 1
         if told.times < STALL_LOOKS:
             return

@@ -32,7 +32,7 @@ class ReplicaCheck:
         self._exchange = exchange
         self._steps = 0
 
-    def look(self, step: str, value: Any, variables: Sequence[Any]) -> None:
+    def check(self, step: str, value: Any, variables: Sequence[Any]) -> None:
         """Compares the workers after some of the steps; all workers call it after each step.
 
         Args:

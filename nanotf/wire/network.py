@@ -27,7 +27,7 @@ from nanotf.wire.channel import NO_DESCRIPTORS, Channel
 HANDSHAKE_SECONDS = 10.0  # for all that a peer says before it is let in
 GUESTS = 64  # that have not said who they are
 LOG_SECONDS = 60.0
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 END_SECONDS = 5.0  # for the accepting thread
 RETRY_SECONDS = 0.5
 # The kernel closes a connection to a host that has lost power: seconds until the first probe,
@@ -216,7 +216,7 @@ class Gate:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while not self._closed:
-            is_there = poll.poll(LOOK_SECONDS * 1000)
+            is_there = poll.poll(POLL_SECONDS * 1000)
             self._look_at_clock()
             if is_there:
                 self._let_in()
@@ -228,7 +228,7 @@ class Gate:
             if error.errno in (*NO_DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM):
                 with self._lock:
                     self._make_room(0)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             return
         guest = _Guest(sock, address, time.monotonic() + HANDSHAKE_SECONDS)
         with self._lock:

@@ -131,7 +131,7 @@ class _KeptProgram:
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
-        self.run, self.likeness = run, ReplicaCheck(self.strategy)
+        self.run, self.replica_check = run, ReplicaCheck(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
             self.program.begin(run.order.shipment.call, arrays)
@@ -175,7 +175,7 @@ class _KeptProgram:
         name = getattr(step, "__name__", "a step")
         if not self.strategy.rank:
             recording.note_call(name, value)
-        self.likeness.look(name, value, self.variables)
+        self.replica_check.check(name, value, self.variables)
         return value
 
     @contextlib.contextmanager

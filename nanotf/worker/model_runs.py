@@ -290,7 +290,7 @@ class FitRun(_ModelRun):
         self.ahead.begin(
             self._coming(), functools.partial(self._refused.__setitem__, id(order.train))
         )
-        self.likeness = ReplicaCheck(self.session.strategy)
+        self.replica_check = ReplicaCheck(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
         self.looks: PauseVote | None = None
@@ -355,7 +355,7 @@ class FitRun(_ModelRun):
         if name == "on_epoch_end":
             epoch, logs = orders.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
-            self.likeness.compare(f"epoch {epoch}", values, self._compared)
+            self.replica_check.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
         if name == "on_train_batch_end" and self.looks is not None:
             self._look(self.looks, *arguments, **named)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 BEAT_SECONDS = 5.0
-LOOK_SECONDS = 1.0  # how often a `StepWatch` looks
+POLL_SECONDS = 1.0  # how often a `StepWatch` looks
 
 
 def beat_seconds(stall_seconds: float) -> float:
@@ -74,10 +74,10 @@ class StepWatch:
         # Counted in looks: the clock also runs while this process or the machine is suspended.
         known, lasted = None, 0.0
         while True:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             self._look()
             since = self._step_since()
-            lasted = lasted + LOOK_SECONDS if since == known else 0.0
+            lasted = lasted + POLL_SECONDS if since == known else 0.0
             known = since
             if since is not None and lasted > self._seconds:
                 self._tell(since)

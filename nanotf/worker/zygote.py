@@ -32,7 +32,7 @@ from nanotf.wire.memory_files import STANDARD
 from nanotf.wire.reader_messages import READS
 from nanotf.worker import life, process, reader
 
-LOOK_SECONDS = 1.0  # between checks that the parent still exists
+POLL_SECONDS = 1.0  # between checks that the parent still exists
 
 
 class _Zygote:
@@ -67,7 +67,7 @@ class _Zygote:
         """
         while True:
             waiting: list[Any] = [self._channel, self._woken]
-            ready: list[Any] = connection.wait(waiting, LOOK_SECONDS)
+            ready: list[Any] = connection.wait(waiting, POLL_SECONDS)
             if os.getppid() != self._parent:  # it is gone, but a fork of it holds the channel
                 raise ChannelClosed
             if self._woken in ready:

@@ -237,7 +237,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
         on_epoch_end=lambda epoch, logs: weights.append(plain.get_weights())
     )
     plain.fit(x, y, **fit, callbacks=[after])
-    model, stock = small_cnn(), fit_call.FitCall.answer
+    model, stock = small_cnn(), fit_call.FitCall.reply
     users = [_Looking()] if looks else []
     kept_epochs = []
 
@@ -265,7 +265,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
         optimizer.iterations.assign(steps)
         history.history, history.epoch = recorded, epochs
 
-    def answer(call: Any, first: Any) -> Any:
+    def reply(call: Any, first: Any) -> Any:
         if (first.hook, first.index) == ("on_epoch_end", 1):
             for owner, name in MOMENTS:
                 if looks or (owner, name) not in ONLY_WITH_USERS:
@@ -273,7 +273,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
                     check(call, first, owner, name, before=False)
         return stock(call, first)
 
-    monkeypatch.setattr(fit_call.FitCall, "answer", answer)
+    monkeypatch.setattr(fit_call.FitCall, "reply", reply)
     model.fit(x, y, **fit, num_processes=2, callbacks=users)
     # The workers have stored the epoch's state by then.
     assert kept_epochs == [2] * len(kept_epochs)

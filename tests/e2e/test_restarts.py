@@ -266,14 +266,14 @@ def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
 
 def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills a worker of the first restart before it has read anything."""
-    stock = fit_call.FitCall.sent
+    stock = fit_call.FitCall.on_sent
 
-    def sent(call: Any) -> None:
+    def on_sent(call: Any) -> None:
         stock(call)
         if call.restarts == 1:
             os.kill(nanotf.worker_pids()[0], signal.SIGKILL)
 
-    monkeypatch.setattr(fit_call.FitCall, "sent", sent)
+    monkeypatch.setattr(fit_call.FitCall, "on_sent", on_sent)
 
 
 @pytest.mark.usefixtures("float64")

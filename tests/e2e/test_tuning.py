@@ -404,12 +404,12 @@ def test_a_trial_that_is_too_slow_is_stopped(
     x, y = digits(110)
     now = [0.0]
 
-    def look(self: Any, ended: set[int]) -> None:
+    def on_idle(self: Any, ended: set[int]) -> None:
         now[0] += 40.0
         self._check_time()
 
     monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
-    monkeypatch.setattr(timed_fits.TimedFit, "look", look)
+    monkeypatch.setattr(timed_fits.TimedFit, "on_idle", on_idle)
     monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 100.0)
     monkeypatch.setattr(timed_fits, "START_UP", 0.0)
     tried: list[int] = []
@@ -418,7 +418,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
         found = stock(trial, number, *args)
-        # Whatever the trial took, the job is worth two processes, and 5 % of it is little.
+        # Whatever the trial took, the fit is worth two processes, and 5 % of it is little.
         return found if found.step is None else Measured(1, 0.1)
 
     monkeypatch.setattr(timed_fits, "measure", measure)

@@ -218,12 +218,12 @@ class TimedFit(fit_call.FitCall):
             super().order(), epochs=self.epochs, steps_per_epoch=steps, stop=False
         )
 
-    def look(self, ended: set[int]) -> None:
-        super().look(ended)
+    def on_idle(self, ended: set[int]) -> None:
+        super().on_idle(ended)
         self._check_time()
 
-    def hear(self, message: Any) -> None:
-        super().hear(message)
+    def on_message(self, message: Any) -> None:
+        super().on_message(message)
         self._check_time()
 
     def _check_time(self) -> None:

@@ -252,7 +252,7 @@ class FitCall(ModelCall):
             return None  # TensorFlow's own collectives have no such reduce-scatter
         return OptimizerShards.of(self.model, self.variables)
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         self.state.reserve(self.turn + 1)
         self._asked = False
         if self.checkpoints is not None:
@@ -260,7 +260,7 @@ class FitCall(ModelCall):
             self.checkpoints.sigterm.wake = lambda: workers.post(messages.Woken())
             self.checkpoints.sigterm.holds = True
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Acts on SIGTERM: a checkpoint of validation's start, or of the next step."""
         checkpoints = self.checkpoints
         if checkpoints is None or not checkpoints.sigterm.heard:
@@ -272,8 +272,8 @@ class FitCall(ModelCall):
             self.workers.send(messages.Pause(self.number))
 
     # ----------------------------------------------------------------------------- hooks
-    def hear(self, message: Any) -> None:
-        super().hear(message)
+    def on_message(self, message: Any) -> None:
+        super().on_message(message)
         if not isinstance(message, messages.Event):
             return
         if message.hook == "on_epoch_begin":
@@ -292,7 +292,7 @@ class FitCall(ModelCall):
             elif hook == "on_train_end":
                 writer.finish()
 
-    def answer(self, first: messages.Waiting) -> messages.Proceed:
+    def reply(self, first: messages.Waiting) -> messages.Proceed:
         """Calls the hook that all ranks have reached."""
         if first.hook == orders.PAUSE:
             return self._pause(first)
@@ -326,7 +326,7 @@ class FitCall(ModelCall):
             self._take(self.moment_at_end(logs))
         return answer
 
-    def answered(self) -> None:
+    def on_replied(self) -> None:
         """Writes the checkpoint of an epoch's end; the workers train on meanwhile."""
         if self.checkpoints is not None and self.checkpoints.is_due:
             self.checkpoints.write()

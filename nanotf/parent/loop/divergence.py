@@ -30,11 +30,11 @@ class DivergenceDetector:
         self._stuck: tuple[list[Any], int] = ([], 0)
         self._reached: dict[int, messages.Reached] = {}
 
-    def hear(self, message: messages.Reached) -> None:
+    def note(self, message: messages.Reached) -> None:
         """Records the report of a rank with transport "grpc"."""
         self._reached[message.rank] = message
 
-    def look(self, group: Any, ended: set[int]) -> None:
+    def poll(self, group: Any, ended: set[int]) -> None:
         """Checks the ranks; called every second.
 
         Args:

@@ -44,7 +44,7 @@ from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
-from nanotf.pool.supervision import LOOK_SECONDS
+from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, recording, replica_check
 from nanotf.shipping import orders, summaries
@@ -271,7 +271,7 @@ class _LoopCall(calls.Call):
 
     def begin(self) -> list[Block]:
         self.returned: Delivery | None = None
-        self.partings = DivergenceDetector(self.name, self.size)
+        self.detector = DivergenceDetector(self.name, self.size)
         # By number; a pass over a dataset is a stream of its own.
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
@@ -297,9 +297,9 @@ class _LoopCall(calls.Call):
             summaries=summaries.has_default(),
         )
 
-    def hear(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
-            self.partings.hear(message)
+            self.detector.note(message)
         elif isinstance(message, messages.Summary):
             summaries.write(message, self.manifest.numbered, {})
         elif isinstance(message, messages.Wrote):
@@ -312,7 +312,7 @@ class _LoopCall(calls.Call):
             assert isinstance(message, Delivery), message
             self.returned = message
 
-    def answer(self, first: messages.Waiting) -> messages.Proceed:
+    def reply(self, first: messages.Waiting) -> messages.Proceed:
         """Lets all workers save, or continue after they restored."""
         if first.hook == "save":
             self.complete = self._complete()
@@ -321,7 +321,7 @@ class _LoopCall(calls.Call):
     def divided(self, stream: Stream) -> Any:
         return ()
 
-    def hear_stream(self, message: Any) -> None:
+    def on_stream_message(self, message: Any) -> None:
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
             source = self.sources[number % len(self.sources)]
@@ -341,8 +341,8 @@ class _LoopCall(calls.Call):
     def open_writers(self) -> Sequence[streams.StreamWriter]:
         return list(self._open.values())
 
-    def look(self, ended: set[int]) -> None:
-        self.partings.look(self.workers.group, ended)
+    def on_idle(self, ended: set[int]) -> None:
+        self.detector.poll(self.workers.group, ended)
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
         self.manifest.forget()
@@ -358,14 +358,14 @@ class _LoopCall(calls.Call):
     ) -> CollectiveError | None:
         """Returns the error for diverged ranks, if that is why one has failed."""
         if message.failure is not None:
-            return self.partings.explain(message.rank, message.failure)
+            return self.detector.explain(message.rank, message.failure)
         op_error = require_tensorflow().errors.OpError
         if self.workers.transport != "grpc" or not isinstance(original, op_error):
             return None
         # TensorFlow's collectives fail on one rank, and do not name the other ranks' collectives.
         self._hear_where_others_are(message.rank)
         try:
-            self.partings.check()
+            self.detector.check()
         except CollectiveError as parted:
             return parted
         return None
@@ -375,12 +375,12 @@ class _LoopCall(calls.Call):
         told, deadline = {failed}, time.monotonic() + REST_SECONDS
         while len(told) < self.size and time.monotonic() < deadline:
             try:
-                rank, message = self.workers.receive(LOOK_SECONDS)
+                rank, message = self.workers.receive(POLL_SECONDS)
             except queue.Empty:
                 self.workers.check_progress(())
                 continue
             if isinstance(message, messages.Reached):
-                self.hear(message)
+                self.on_message(message)
             if isinstance(message, (messages.Reached, messages.OrderFailed, messages.OrderDone)):
                 told.add(rank)
 
@@ -405,7 +405,7 @@ class _LoopCall(calls.Call):
         value, contents, changes, chance = _loaded(message.value, block, known)
         seeded = Chance.capture().tensorflow is not None
         (chance if seeded else chance._replace(tensorflow=None)).restore()
-        self.partings.check()
+        self.detector.check()
         self.check_alike(results)
         if not results[0].divides:
             logger.warning(

@@ -24,7 +24,7 @@ from nanotf.pool import interrupts, warm
 from nanotf.pool.items import Cancelled, ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
-from nanotf.pool.supervision import LOOK_SECONDS
+from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.shipping import orders
 from nanotf.shipping.objects import pickling
@@ -208,7 +208,7 @@ class ItemRun:
     def _hear(self, pool: ItemPool) -> None:
         """Waits for an event and handles it."""
         try:
-            rank, found = pool.event(LOOK_SECONDS)
+            rank, found = pool.event(POLL_SECONDS)
         except queue.Empty:
             return
         if isinstance(found, BaseException):

@@ -212,7 +212,7 @@ class Agent:
             lending, stopped = self._lending, ()  # type: Lending | None, tuple[int, ...]
             if lending is not None:
                 with contextlib.suppress(OSError, ValueError):  # it is being ended
-                    stopped = lending.look()
+                    stopped = lending.poll()
             self._tell(agent_messages.Beat(stopped))
 
     # ----------------------------------------------------------------------- other hosts

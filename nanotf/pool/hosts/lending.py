@@ -184,7 +184,7 @@ class Lending:
         self._tell(agent_messages.WorkerEnded(self.pool, worker.rank, code))
 
     # -------------------------------------------------------------------------- its life
-    def look(self) -> tuple[int, ...]:
+    def poll(self) -> tuple[int, ...]:
         """Reports workers that have ended. Returns the ranks that a signal has stopped."""
         stopped = []
         for worker in self._crew.workers:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nanotf.sagemaker.smp.mailboxes.mailbox import MailboxSpec
     from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner
 
-_LOOK_SECONDS = 0.1  # between looks at the processes, without output
+_POLL_SECONDS = 0.1  # between looks at the processes, without output
 _NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then SIGTERM
 _TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
@@ -190,9 +190,9 @@ class _Ranks:
         running = dict(enumerate(self._programs))
         while running:
             if self._output.is_open:
-                self._output.read(_LOOK_SECONDS)
+                self._output.read(_POLL_SECONDS)
             else:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
             for rank, program in list(running.items()):
                 if not program.is_running:
                     del running[rank]

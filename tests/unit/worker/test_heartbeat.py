@@ -12,13 +12,13 @@ def test_silence_is_reported_again_after_twice_the_time() -> None:
     silence = Silence(100.0)
     first = 100.0 + MARGIN_SECONDS
     silence.begin(range(2), 0.0)
-    assert silence.look((), first) == ([], 0.0)
-    assert silence.look((), first + 1) == ([0, 1], first + 1)
-    assert silence.look((), 2 * first) == ([], 0.0)
-    assert silence.look((), 2 * first + 3) == ([0, 1], 2 * first + 3)
+    assert silence.check((), first) == ([], 0.0)
+    assert silence.check((), first + 1) == ([0, 1], first + 1)
+    assert silence.check((), 2 * first) == ([], 0.0)
+    assert silence.check((), 2 * first + 3) == ([0, 1], 2 * first + 3)
     silence.heard(0, 3 * first)
-    assert silence.look((), 4 * first) == ([], 0.0)
-    assert silence.look((), 4 * first + 7) == ([0, 1], 4 * first + 7)
+    assert silence.check((), 4 * first) == ([], 0.0)
+    assert silence.check((), 4 * first + 7) == ([0, 1], 4 * first + 7)
 
 
 def test_only_workers_without_progress_are_named() -> None:
@@ -26,18 +26,18 @@ def test_only_workers_without_progress_are_named() -> None:
     silence.begin(range(3), 0.0)
     for now in range(0, 400, 10):
         silence.heard(1, float(now))
-        late, _ = silence.look([2], float(now))  # waits for the parent
+        late, _ = silence.check([2], float(now))  # waits for the parent
         assert late in ([], [0])
-    assert silence.look((), 410.0) == ([], 0.0), "rank 2 was waiting for the parent"
+    assert silence.check((), 410.0) == ([], 0.0), "rank 2 was waiting for the parent"
 
 
 def test_a_new_job_starts_the_clock_again() -> None:
     silence = Silence(100.0)
     silence.begin(range(2), 0.0)
-    assert silence.look((), 1000.0)[0] == [0, 1]
+    assert silence.check((), 1000.0)[0] == [0, 1]
     silence.begin(range(2), 1000.0)
-    assert silence.look((), 1001.0 + MARGIN_SECONDS) == ([], 0.0)
-    assert silence.look((), 1101.0 + MARGIN_SECONDS)[0] == [0, 1]
+    assert silence.check((), 1001.0 + MARGIN_SECONDS) == ([], 0.0)
+    assert silence.check((), 1101.0 + MARGIN_SECONDS)[0] == [0, 1]
 
 
 def test_a_heart_beats_while_progress_changes() -> None:

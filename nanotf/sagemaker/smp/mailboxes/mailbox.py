@@ -51,7 +51,7 @@ from nanotf.sagemaker.smp.mailboxes.outboxes import InboxSender
 
 REPORT_SECONDS = 1.0  # between two reports of a rank that waits
 _FULL_SECONDS = 0.005  # until the next try, where the system has no room for a datagram
-_LOOK_SECONDS = 5.0  # a wait without a limit would not notice Ctrl-C on every system
+_POLL_SECONDS = 5.0  # a wait without a limit would not notice Ctrl-C on every system
 _FLUSH_SECONDS = 10.0  # for pending datagrams when the mailbox closes
 _NEWS_SECONDS = 10.0  # for the supervisor to tell how a rank has ended
 
@@ -182,7 +182,7 @@ class Mailbox:
                 while not (box := self._boxes.get(key)):
                     self._check_alive(source, what)
                     self._waits[wait.number] = wait
-                    self._changed.wait(_LOOK_SECONDS)
+                    self._changed.wait(_POLL_SECONDS)
             finally:
                 self._waits.pop(wait.number, None)
             self._check_failure()
@@ -246,7 +246,7 @@ class Mailbox:
                     self._check_alive(rank, f"send(destination={rank}, tag={tag!r})")
                 except NanoError as error:
                     return error
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
         return CollectiveError(f"The mailbox of rank {rank} is closed. Received: tag={tag!r}.")
 
     def _fail(self, error: NanoError) -> None:

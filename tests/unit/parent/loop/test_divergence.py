@@ -22,11 +22,11 @@ def test_failures_of_a_collective_that_count_as_divergence(kind: FailureKind) ->
     ("count", "fingerprint", "differ"), [(2, 5, False), (2, 6, True), (1, 6, False)]
 )
 def test_counts_and_fingerprints(count: int, fingerprint: int, differ: bool) -> None:
-    partings = DivergenceDetector("train", 2)
-    partings.hear(Reached(7, 0, 2, 5, "all_reduce of float32[3]"))
-    partings.hear(Reached(7, 1, count, fingerprint, "all_reduce of float32[4]"))
+    detector = DivergenceDetector("train", 2)
+    detector.note(Reached(7, 0, 2, 5, "all_reduce of float32[3]"))
+    detector.note(Reached(7, 1, count, fingerprint, "all_reduce of float32[4]"))
     if not differ:
-        partings.check()
+        detector.check()
         return
     with pytest.raises(CollectiveError, match=r"number 2 is .*\[3\] on rank 0, but .*\[4\]"):
-        partings.check()
+        detector.check()
