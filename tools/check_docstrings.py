@@ -135,9 +135,9 @@ class Names:
             }
             for node in ast.walk(ast.parse(text)):
                 # Names of attributes, variables of the environment, commands and keys.
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    if not node.value.startswith(("\n", " ")) and len(node.value) < 80:
-                        own |= set(re.findall(r"\w+", node.value))
+                value = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(value, str) and len(value) < 80 and not value[:1].isspace():
+                    own |= set(re.findall(r"\w+", value))
             self.all |= own | set(parts)
             for depth, part in enumerate(parts):
                 inner = {parts[depth + 1]} if depth + 1 < len(parts) else own
