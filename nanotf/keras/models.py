@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextvars
-import dataclasses
 import functools
 import inspect
 import os
@@ -13,22 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nanotf.compat import keras_names, keras_steps
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UndividedError
-from nanotf.machine import topology
-from nanotf.parent import defaults
+from nanotf.errors import InvalidArgumentTypeError
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
 _KerasFunctional: Any = keras_names.functional_class()
-
-
-def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-    """Returns a call's arguments by name, or None if Keras's method would reject the call."""
-    try:
-        given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
-    except TypeError:
-        return None
-    return None if given.pop("kwargs", None) else given
 
 
 # By a model's id and the method: nanotf's arguments of the call of a class's own method, for the
@@ -172,83 +160,15 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import call_readers, calls, one_process
-        from nanotf.parent.auto import choice_of_settings
-        from nanotf.parent.fit import fit_here, training
-        from nanotf.pool import backends
+        from nanotf.parent import training
+        from nanotf.parent.fit.fit_options import FitOptions
+        from nanotf.parent.keras_call import KerasCall
+        from nanotf.parent.where import Where
 
-        keras_fit = super().fit  # type: ignore[misc]
-        calls.check_max_restarts(max_restarts)
-        reads = call_readers.check(read_processes)
-        wanted = defaults.num_processes(num_processes)
-        settings = defaults.tune(tune, wanted)
-        hint = 'num_processes="auto" measures whether they would be faster.'
-        place = (transport, cores_per_process, cores)
-        if isinstance(wanted, str) and wanted == topology.AUTO:
-            calls.needs_workers(None, transport, sharding, backend)
-            backends.check_can_measure(backend)
-            hint = 'num_processes="auto" has chosen one process.'
-            try:
-                wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
-            except UndividedError as error:
-                if num_processes is not None:
-                    raise
-                training.warn_undivided(error)
-                wanted, settings = 1, ()
-        with_workers = calls.needs_workers(wanted, transport, sharding, backend)
-        if reads is not None and resume is not None:
-            raise InvalidArgumentError(
-                "A run that reads with reader processes cannot be resumed yet. Received: "
-                f"read_processes={read_processes!r} and resume={resume!r}. Leave one of them out."
-            )
-        beside = call_readers.CallWorkers(int(wanted or 1), cores_per_process, cores, backend)
-        call = call_readers.KerasCall(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
-        with (
-            choice_of_settings.applied(self, settings),
-            call_readers.attached(reads, self, call, beside, max_restarts) as read,
-            keras_steps.letting_go(self),
-        ):
-
-            def alone(args: Any, kwargs: Any, by_name: Any) -> Any:
-                if resume is None or by_name is None:
-                    return one_process.fit(keras_fit, args, kwargs, hint)
-                return fit_here.fit(self, keras_fit, by_name, hint, resume)
-
-            if not with_workers:
-                history = alone(read.args, read.kwargs, read.given)
-            elif read.given is None:
-                history = keras_fit(*args, **kwargs)  # raises Keras's own error
-            else:
-                history = training.fit(
-                    self,
-                    read.given,
-                    beside.number,
-                    transport,
-                    cores_per_process,
-                    sharding,
-                    max_restarts,
-                    cores,
-                    backend,
-                    resume,
-                    read.cores,
-                    (lambda kept: alone((), kept, kept)) if num_processes is None else None,
-                )
-        if settings or reads is not None:
-            history.nanotf = dataclasses.replace(
-                history.nanotf, tuned=settings, read_processes=read.number
-            )
-        return history
-
-    def _fastest(
-        self, given: dict[str, Any] | None, tune: tuple[str, ...], *place: Any
-    ) -> tuple[int, tuple[str, ...]]:
-        """Returns the number of processes and those of the settings that train fastest."""
-        from nanotf.parent.auto import choice, choice_of_settings
-
-        if given is None:
-            return 1, ()
-        number = choice.choose(self, given, *place)
-        return number, choice_of_settings.choose(self, given, tune, number, *place) if tune else ()
+        call = KerasCall.of(self, super().fit, args, kwargs)  # type: ignore[misc]
+        options = FitOptions.of(sharding, max_restarts, resume)
+        where = Where.of(None, transport, cores_per_process, cores, backend)
+        return training.fit(call, num_processes, where, options, tune, read_processes)
 
     @_taking_passed
     def evaluate(
@@ -276,25 +196,13 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import call_readers, calls, inference
+        from nanotf.parent import inference
+        from nanotf.parent.keras_call import KerasCall
+        from nanotf.parent.where import Where
 
-        keras_evaluate = super().evaluate  # type: ignore[misc]
-        reads = call_readers.check(read_processes)
-        with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = call_readers.CallWorkers(num_processes or 1, cores_per_process, cores, backend)
-        call = call_readers.KerasCall(
-            keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs)
-        )
-        with call_readers.attached(reads, self, call, beside) as read:
-            if with_workers and read.given is not None:
-                place = (beside.number, transport, cores_per_process, cores, backend)
-                return inference.evaluate(self, read.given, *place, read.cores)
-            try:
-                return keras_evaluate(*read.args, **read.kwargs)  # or raises Keras's own error
-            finally:
-                # Inside `fit`, Keras may use the iterator again in the next epoch.
-                if "_use_cached_eval_dataset" not in kwargs:
-                    keras_steps.let_go(self.test_function)
+        call = KerasCall.of(self, super().evaluate, args, kwargs)  # type: ignore[misc]
+        where = Where.of(num_processes, transport, cores_per_process, cores, backend)
+        return inference.evaluate(call, where, read_processes)
 
     @_taking_passed
     def predict(
@@ -322,20 +230,13 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import call_readers, calls, inference
+        from nanotf.parent import inference
+        from nanotf.parent.keras_call import KerasCall
+        from nanotf.parent.where import Where
 
-        keras_predict = super().predict  # type: ignore[misc]
-        reads = call_readers.check(read_processes)
-        with_workers = calls.needs_workers(num_processes, transport, None, backend)
-        beside = call_readers.CallWorkers(num_processes or 1, cores_per_process, cores, backend)
-        call = call_readers.KerasCall(
-            keras_predict, args, kwargs, _given(keras_predict, args, kwargs)
-        )
-        with call_readers.attached(reads, self, call, beside) as read:
-            if with_workers and read.given is not None:
-                place = (beside.number, transport, cores_per_process, cores, backend)
-                return inference.predict(self, read.given, *place, read.cores)
-            return keras_predict(*read.args, **read.kwargs)  # or raises Keras's own error
+        call = KerasCall.of(self, super().predict, args, kwargs)  # type: ignore[misc]
+        where = Where.of(num_processes, transport, cores_per_process, cores, backend)
+        return inference.predict(call, where, read_processes)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""

@@ -6,19 +6,20 @@ import collections
 import contextlib
 import dataclasses
 import inspect
-import operator
 import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.errors import InvalidArgumentError, check_integer
 from nanotf.machine import neighbours, topology
 from nanotf.machine.reader_places import ReaderPlan
 from nanotf.parent import calls
+from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading import read_ahead
+from nanotf.parent.where import Where
 from nanotf.pool import backends, warm
 from nanotf.pool.readers import ReaderPool, ended
 
@@ -35,21 +36,6 @@ _KERAS_READERS: dict[str, Any] = {"workers": 1, "use_multiprocessing": False}
 _arrived: dict[type, int] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class CallWorkers:
-    """The workers beside which a call's readers run.
-
-    Args:
-        number: int; 1 if this process does the work.
-        cores_per_process, cores, backend: as in `fit`.
-    """
-
-    number: int
-    cores_per_process: int | None
-    cores: Sequence[int] | None
-    backend: str | None
-
-
 def check(value: Any) -> int | str | None:
     """Checks the argument `read_processes`; None stays None.
 
@@ -58,54 +44,22 @@ def check(value: Any) -> int | str | None:
     """
     if value is None or (isinstance(value, str) and value == AUTO):
         return value
-    remedy = "Pass a number of processes, such as read_processes=2, or read_processes='auto'."
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise InvalidArgumentTypeError(
-            "`read_processes` must be an integer or 'auto'. Received: "
-            f"read_processes={value!r}. {remedy}"
-        )
-    if number < 1:
-        raise InvalidArgumentError(
-            f"`read_processes` must be at least 1. Received: read_processes={value!r}. {remedy}"
-        )
-    return number
-
-
-@dataclasses.dataclass(frozen=True)
-class KerasCall:
-    """A call of one of Keras's methods.
-
-    Args:
-        method: the bound method.
-        args, kwargs: its arguments.
-        given: dict of str to object, its arguments by name; None if the method rejects them.
-    """
-
-    method: Any
-    args: Any
-    kwargs: Any
-    given: dict[str, Any] | None
+    remedy = "Pass 'auto', or a number of processes"
+    return check_integer("read_processes", value, remedy)
 
 
 @contextlib.contextmanager
 def attached(
     wanted: int | str | None,
-    model: Any,
     call: KerasCall,
-    workers: CallWorkers,
+    where: Where,
     max_restarts: int = 0,
 ) -> Iterator[Readers]:
     """Gives a call's datasets to readers, which run until the end of this context.
 
     Args:
         wanted: int, "auto" or None for no readers, the checked `read_processes`.
-        model: the user's model.
-        call: `KerasCall`.
-        workers: `CallWorkers`.
+        where: the workers beside which the readers run.
         max_restarts: int, how many readers that end are replaced.
 
     Yields:
@@ -121,10 +75,11 @@ def attached(
     kind = type(next(iter(found.values())))
     number = most = int(wanted) if wanted != AUTO else 0
     if wanted == AUTO:
-        most = max(1, topology.usable_count() - workers.number)  # as many as there are cores
+        most = max(1, topology.usable_count() - where.size)  # as many as there are cores
         number = min(most, _arrived.get(kind, 1))
     readers = Readers(call)
-    readers.prepare(found, workers, Settings(number, most, max_restarts, _seed(model)))
+    seed = _seed(call.model)
+    readers.prepare(found, where, Settings(number, most, max_restarts, seed))
     with warm.keeping_zygote():
         try:
             yield readers
@@ -191,11 +146,11 @@ def _seed(model: Any) -> int:
     return calls.seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
 
 
-def _plan(number: int, workers: CallWorkers) -> ReaderPlan:
-    is_local = backends.check_backend(workers.backend) == backends.DEFAULT_BACKEND
+def _plan(number: int, where: Where) -> ReaderPlan:
+    is_local = backends.check_backend(where.backend) == backends.DEFAULT_BACKEND
     # Workers of other back ends choose their cores themselves, wherever they run.
-    size = workers.number if is_local else topology.usable_count()
-    named = (workers.cores_per_process, workers.cores) if is_local else (None, None)
+    size = where.size if is_local else topology.usable_count()
+    named = (where.cores_per_process, where.cores) if is_local else (None, None)
     return neighbours.plan_readers(number, size, *named)
 
 
@@ -223,15 +178,13 @@ class Readers:
         call: `KerasCall`.
 
     Attributes:
-        args, kwargs: the arguments, with the datasets that readers read.
-        given: dict of str to object, the same by name; None if the method rejects them.
+        call: the call to make instead, with datasets that readers read.
         cores: tuple of int, the logical CPUs that workers leave free.
         number: int, of readers at present.
     """
 
     def __init__(self, call: KerasCall) -> None:
-        self._method = call.method
-        self.args, self.kwargs, self.given = call.args, call.kwargs, call.given
+        self.call = call
         self.cores: tuple[int, ...] = ()
         self.number = 0
         self._settings = Settings()
@@ -241,25 +194,25 @@ class Readers:
         self._sources: list[read_ahead.DatasetToRead] = []
         self._recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOOKED_AT)
 
-    def prepare(self, found: Mapping[str, Any], workers: CallWorkers, settings: Settings) -> None:
+    def prepare(self, found: Mapping[str, Any], where: Where, settings: Settings) -> None:
         """Replaces datasets in the arguments, and plans where their readers run.
 
         Args:
             found: mapping of str to the user's datasets, by argument.
-            workers: `CallWorkers`.
+            where: the workers beside which the readers run.
             settings: `Settings`.
         """
         self.number, self._settings = settings.number, settings
-        self._plan = _plan(self.number, workers)
+        self._plan = _plan(self.number, where)
         self.cores = self._plan.cores()
-        if workers.number > 1 and not self._plan.own:
+        if where.size > 1 and not self._plan.own:
             logger.warning(
                 "%d readers have no cores of their own beside %d workers: they share the "
                 "workers' cores. Pass fewer of either.",
                 self.number,
-                workers.number,
+                where.size,
             )
-        given = _without_keras_readers(found, self.given or {})
+        given = _without_keras_readers(found, self.call.given or {})
         for number, (name, dataset) in enumerate(found.items()):
             shuffles = name == "x" and self._shuffles(given)
             if shuffles:
@@ -267,11 +220,11 @@ class Readers:
             read = (number, settings.seed, shuffles, self._started, self._note)
             self._sources.append(read_ahead.DatasetToRead(dataset, *read))
             given[name] = read_ahead.read_ahead(self._sources[-1])
-        self.args, self.kwargs, self.given = (), given, given
+        self.call = self.call.with_arguments(given)
 
     def _shuffles(self, given: Mapping[str, Any]) -> bool:
         """Returns True if Keras's method would shuffle the batches."""
-        parameter = inspect.signature(self._method).parameters.get("shuffle")
+        parameter = inspect.signature(self.call.method).parameters.get("shuffle")
         return parameter is not None and bool(given.get("shuffle", parameter.default))
 
     @property

@@ -14,35 +14,29 @@ import queue
 import sys
 import time
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nanotf.compat.process_state import ProcessState
-from nanotf.compat.versions import check_keras, require_tensorflow
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     DivergedError,
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
     NanoError,
     ShippingError,
     WorkerError,
     catchable_as,
 )
-from nanotf.machine import topology
-from nanotf.parent import defaults, gpu, warned
+from nanotf.parent import defaults, warned
 from nanotf.parent.reading.fit_data import Stream
-from nanotf.pool import backends, interrupts, warm
+from nanotf.pool import interrupts
 from nanotf.pool.handles import Worker
-from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import POLL_SECONDS
-from nanotf.pool.transports import check_transport
 from nanotf.report import call_report
 from nanotf.shipping import orders
 from nanotf.shipping.data import streams
-from nanotf.shipping.data.pipelines import check_sharding
 from nanotf.shipping.objects import pickling
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -50,67 +44,6 @@ from nanotf.wire.blocks import Block
 ABANDON_SECONDS = 60.0  # time for workers to use the batches that they have, after the data raised
 FAILED_SECONDS = 1.0  # time for user code to finish making a batch, after a failure
 STATE_BLOCK = 0  # the call's first block, which the pool keeps; the blocks of arrays follow
-
-
-def needs_workers(
-    num_processes: Any,
-    transport: str | None,
-    sharding: str | None = None,
-    backend: str | None = None,
-) -> bool:
-    """Checks the arguments that nanotf adds to a method; returns True if they ask for workers.
-
-    Args:
-        num_processes: None or an int above 0.
-        transport: None or one of `transports.TRANSPORTS`.
-        sharding: None or one of `shipping.data.pipelines.SHARDINGS`.
-        backend: None or one of `backends.BACKENDS`.
-
-    Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: An argument has another value.
-        UnsupportedVersionError: The back end's package is not installed.
-    """
-    check_transport(transport)
-    check_sharding(sharding)
-    backends.check_backend(backend)
-    if num_processes is None:
-        return False
-    topology.check_num_processes(num_processes)
-    return bool(num_processes > 1) and not defaults.alone
-
-
-def check_max_restarts(value: Any) -> int:
-    """Checks the argument `max_restarts` of `fit`.
-
-    Raises:
-        InvalidArgumentTypeError, InvalidArgumentError: It is not an int, or below 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidArgumentTypeError(
-            f"`max_restarts` must be an integer. Received: max_restarts={value!r}. "
-            "Pass how often training may restart with new workers, such as max_restarts=3."
-        )
-    if value < 0:
-        raise InvalidArgumentError(
-            f"`max_restarts` must be at least 0. Received: max_restarts={value!r}. "
-            "Pass how often training may restart with new workers, such as max_restarts=3."
-        )
-    return int(value)
-
-
-def check_may_start(received: str) -> None:
-    """Raises `NanoError` if this process cannot use workers now.
-
-    Args:
-        received: str, the call, as the user wrote it.
-    """
-    check_keras()
-    if "NANOTF_RANK" in os.environ:
-        raise NanoError(
-            f"A worker cannot start workers of its own. Received: {received} inside worker "
-            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
-        )
-    warm.check_not_lent(received)
 
 
 def show(message: messages.Printed) -> None:
@@ -142,36 +75,6 @@ def failure_of(
     except Exception:
         original = None
     return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
-
-
-def plan_for(
-    method: str,
-    num_processes: int,
-    cores_per_process: int | None,
-    cores: Sequence[int] | None = None,
-    backend: str | None = None,
-    avoid: Collection[int] = (),
-) -> AnyPlan | None:
-    """Plans where the workers of a call run.
-
-    Args:
-        method: str, the method that is called.
-        num_processes: int, above 1.
-        cores_per_process: int or None for equal shares of all usable cores.
-        cores: sequence of int or None, the logical CPUs to divide.
-        backend: str or None for the default, one of `backends.BACKENDS`.
-        avoid: collection of int, the logical CPUs of this process's readers.
-
-    Returns:
-        A `topology.Plan` or `plans.RayPlan`; None if there are GPUs, which replace workers.
-
-    Raises:
-        NanoError: Workers cannot be used here and now.
-    """
-    check_may_start(f"{method}(num_processes={num_processes})")
-    if gpu.devices():
-        return None
-    return backends.plan(backend, num_processes, cores_per_process, cores, avoid)
 
 
 def seed_of_user(number: int) -> int:

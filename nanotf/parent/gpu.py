@@ -16,6 +16,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading import read_ahead
 from nanotf.shipping import orders
 
@@ -86,9 +87,9 @@ def fit(
     arguments |= {"callbacks": [relay], "verbose": 0}
     read_ahead.reopen(*arguments.values())
     # The copy of a model of Keras 2 has not noted its strategy.
-    keras_fit = keras_names.keras_method(replica, "fit")
+    call = KerasCall.of(replica, keras_names.keras_method(replica, "fit"), (), arguments)
     with defaults.no_default(), strategy.scope():
-        model.history.nanotf = one_process.fit(keras_fit, (), arguments).nanotf
+        model.history.nanotf = one_process.fit(call).nanotf
     return model.history
 
 

@@ -2,97 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_steps
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent import calls, gpu, rejections
+from nanotf.parent import call_readers, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.model_call import ModelCall
 from nanotf.parent.reading.fit_data import Stream
-from nanotf.pool import warm
+from nanotf.parent.where import Where
 from nanotf.pool.pool import Delivery
-from nanotf.pool.transports import check_transport
 from nanotf.shipping import orders
 from nanotf.shipping.data import inputs, outputs
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
 
-def evaluate(
-    model: Any,
-    given: Mapping[str, Any],
-    num_processes: int,
-    transport: str | None = None,
-    cores_per_process: int | None = None,
-    cores: Sequence[int] | None = None,
-    backend: str | None = None,
-    avoid: Collection[int] = (),
-) -> Any:
-    """Evaluates a model on `num_processes` workers.
+def evaluate(call: KerasCall, where: Where, read_processes: Any = None) -> Any:
+    """Evaluates a compiled model, on workers or in this process.
 
     Args:
-        model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
-        num_processes, transport, cores_per_process, cores, backend, avoid: as in `training.fit`.
+        call: the call of Keras's `evaluate`.
+        where: the place and number of workers.
+        read_processes: as the user passed it.
 
     Returns:
         The result of Keras's `evaluate`.
 
     Raises:
-        NanoError: As in `training.fit`.
+        NanoError: As in `Model.fit`.
+        Exception: What Keras raises.
     """
-    generation().check_compiled(model, "evaluate")
-    where = (transport, cores_per_process, cores, backend, avoid)
-    return _run(_EvaluateCall, model, given, num_processes, *where)
+    with call_readers.attached(call_readers.check(read_processes), call, where) as read:
+        if where.has_workers and read.call.given is not None:
+            generation().check_compiled(call.model, "evaluate")
+            return _run(_EvaluateCall, read.call, where.avoiding(read.cores))
+        try:
+            return read.call()
+        finally:
+            # Inside `fit`, Keras may use the iterator again in the next epoch.
+            if "_use_cached_eval_dataset" not in call.kwargs:
+                keras_steps.let_go(call.model.test_function)
 
 
-def predict(
-    model: Any,
-    given: Mapping[str, Any],
-    num_processes: int,
-    transport: str | None = None,
-    cores_per_process: int | None = None,
-    cores: Sequence[int] | None = None,
-    backend: str | None = None,
-    avoid: Collection[int] = (),
-) -> Any:
-    """Computes a model's outputs on `num_processes` workers.
-
-    Args:
-        model: a Keras model, compiled or not.
-        given: mapping of str to object, the arguments of Keras's `predict` that were given.
-        num_processes, transport, cores_per_process, cores, backend, avoid: as in `training.fit`.
-
-    Returns:
-        The result of Keras's `predict`.
-
-    Raises:
-        NanoError: As in `training.fit`.
-    """
-    where = (transport, cores_per_process, cores, backend, avoid)
-    return _run(_PredictCall, model, given, num_processes, *where)
+def predict(call: KerasCall, where: Where, read_processes: Any = None) -> Any:
+    """Computes a model's outputs, on workers or in this process; see `evaluate`."""
+    with call_readers.attached(call_readers.check(read_processes), call, where) as read:
+        if where.has_workers and read.call.given is not None:
+            return _run(_PredictCall, read.call, where.avoiding(read.cores))
+        return read.call()
 
 
-def _run(
-    kind: type[_Inference],
-    model: Any,
-    given: Mapping[str, Any],
-    num_processes: int,
-    transport: str | None,
-    cores_per_process: int | None,
-    cores: Sequence[int] | None,
-    backend: str | None,
-    avoid: Collection[int],
-) -> Any:
-    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores, backend, avoid)
-    call = kind(model, given, num_processes)
+def _run(kind: type[_Inference], keras_call: KerasCall, where: Where) -> Any:
+    model, given = keras_call.model, keras_call.given
+    assert given is not None
+    plan = where.plan(kind.method)
+    call = kind(model, given, where.size)
     if plan is None:
-        return gpu.run_here(model, kind.method, given, num_processes)
-    with warm.pool_for(plan, check_transport(transport)) as workers:
+        return gpu.run_here(model, kind.method, given, where.size)
+    with where.lent(plan) as workers:
         return call.run(workers)
 
 

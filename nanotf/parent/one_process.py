@@ -6,17 +6,17 @@ import inspect
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+from nanotf.parent.keras_call import KerasCall
 from nanotf.report import call_report
 from nanotf.wire import timing
 
 
-def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
+def fit(call: KerasCall, hint: str = "") -> Any:
     """Trains a model in this process, and reports it in `history.nanotf`.
 
     Args:
-        keras_fit: the model's `fit` of Keras.
-        args, kwargs: the arguments of the call.
-        hint: str, the end of the report's text.
+        call: the call of Keras's `fit`.
+        hint: the end of the report's text.
 
     Returns:
         A `keras.callbacks.History`.
@@ -26,21 +26,21 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     """
     stopwatch = timing.Stopwatch(0, None)
     try:
-        bound = inspect.signature(keras_fit).bind(*args, **kwargs)
+        bound = inspect.signature(call.method).bind(*call.args, **call.kwargs)
     except TypeError:
-        return keras_fit(*args, **kwargs)  # raises Keras's own message
+        return call()  # raises Keras's own message
     given = bound.arguments.get("callbacks")
     callbacks = require_tensorflow().keras.callbacks
     passes = stopwatch.callback(callbacks.Callback)
     if isinstance(given, callbacks.CallbackList):  # the user's own list: joined for this call
         given.callbacks.insert(0, passes)
         try:
-            history = keras_fit(*bound.args, **bound.kwargs)
+            history = call.method(*bound.args, **bound.kwargs)
         finally:
             given.callbacks.remove(passes)
     else:
         more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
         bound.arguments["callbacks"] = [passes, *more]
-        history = keras_fit(*bound.args, **bound.kwargs)
+        history = call.method(*bound.args, **bound.kwargs)
     history.nanotf = call_report.Report.of_one_process("fit", stopwatch.finish(), hint)
     return history

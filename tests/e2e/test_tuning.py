@@ -23,6 +23,7 @@ from nanotf.machine import neighbours
 from nanotf.parent.auto import candidates, choice, choice_cache, timed_fits
 from nanotf.parent.auto.choice import decide
 from nanotf.parent.auto.timed_fits import Measured
+from nanotf.parent.where import Where
 from nanotf.pool import pool, warm
 
 pytestmark = pytest.mark.own_pool
@@ -216,7 +217,7 @@ def test_a_rebuilt_model_is_remembered(monkeypatch: pytest.MonkeyPatch, make: An
     def trials(model: Any) -> int:
         before = len(tried)
         given = {"x": x, "y": [y, y] if make is _functional else y, "verbose": 0}
-        assert choice.choose(model, given) == 1
+        assert choice.choose(model, given, Where.of()) == 1
         return len(tried) - before
 
     assert trials(make()) > 0
@@ -342,14 +343,14 @@ def test_warm_workers_need_no_start(
     monkeypatch.setattr(timed_fits, "START_UP", 100.0)
     monkeypatch.setattr(warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
     x, y = digits(40)
-    model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
-    assert choice.choose(model, given) == 1
+    model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a fit of 40 s
+    assert choice.choose(model, given, Where.of()) == 1
     assert "not tried: this fit takes less time than starting workers" in capsys.readouterr().out
     is_there = True
-    assert choice.choose(model, given) == 1, "the trial ended the workers"
-    assert choice.choose(model, given) == 2
+    assert choice.choose(model, given, Where.of()) == 1, "the trial ended the workers"
+    assert choice.choose(model, given, Where.of()) == 2
     is_there = False
-    assert choice.choose(model, given) == 1
+    assert choice.choose(model, given, Where.of()) == 1
     assert tried == [1, 1, 2], "one alone decides nothing, and is measured again"
 
 

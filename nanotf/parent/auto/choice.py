@@ -21,12 +21,11 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent import calls
 from nanotf.parent.auto import candidates, choice_cache, step_key, timed_fits
 from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.where import Where
 from nanotf.pool import warm
-from nanotf.pool.transports import check_transport
 from nanotf.shipping.data import inputs
 
 WORTH = 0.97  # several processes must take less than this share of one process's time
@@ -49,19 +48,13 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     return best if found[best] < WORTH * found[1] else 1
 
 
-def choose(
-    model: Any,
-    given: Mapping[str, Any],
-    transport: str | None = None,
-    cores_per_process: int | None = None,
-    cores: Sequence[int] | None = None,
-) -> int:
+def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
     """Returns the number of processes for a `fit(num_processes="auto")`.
 
     Args:
         model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        transport, cores_per_process, cores: as in `fit`.
+        given: the arguments of Keras's `fit` that were given.
+        where: the place of workers; their number does not matter.
 
     Returns:
         int, at least 1.
@@ -70,9 +63,9 @@ def choose(
         NanoError: An argument cannot be used.
         Exception: What Keras raises for the arguments.
     """
-    if calls.plan_for("fit", 1, None) is None:
+    if where.plan("fit") is None:
         return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
-    plans = candidates.candidates(cores_per_process, cores)
+    plans = candidates.candidates(where.cores_per_process, where.cores)
     if len(plans) < 2:
         return _say(given, "one process is all that the usable cores allow.", 1)
     why_not = timed_fits.why_no_trial(given.get("x"))
@@ -84,7 +77,7 @@ def choose(
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_call(trial, FitArguments.of(given))
-        transport = check_transport(transport)
+        transport = where.transport
         key = key_of(trial, plans, transport)
         entry = choice_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}

@@ -29,8 +29,8 @@ from nanotf.machine import topology
 from nanotf.parent.auto import candidates, choice, choice_cache, step_key, timed_fits
 from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.where import Where
 from nanotf.pool import warm
-from nanotf.pool.transports import check_transport
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -105,9 +105,7 @@ def choose(
     given: Mapping[str, Any],
     tune: Sequence[str],
     number: int,
-    transport: str | None = None,
-    cores_per_process: int | None = None,
-    cores: Sequence[int] | None = None,
+    where: Where,
 ) -> tuple[str, ...]:
     """Returns those of the settings that make a step faster.
 
@@ -115,18 +113,18 @@ def choose(
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         tune: sequence of str, names of `defaults.TUNE`, each once.
-        number: int, the number of processes that `auto.choose` returned.
-        transport, cores_per_process, cores: as in `fit`.
+        number: int, the number of processes that `choice.choose` returned.
+        where: the place of workers; their number does not matter.
 
     Raises:
         NanoError: An argument cannot be used.
         Exception: What Keras raises for the arguments.
     """
-    plan = candidates.candidates(cores_per_process, cores)[number]
+    plan = candidates.candidates(where.cores_per_process, where.cores)[number]
     why_not = timed_fits.why_no_trial(given.get("x"))
     if why_not:
         return _say(given, f"no trial: {why_not}", ())
-    transport = check_transport(transport)
+    transport = where.transport
     with timed_fits.unchanged(model):
         try:
             trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), number)

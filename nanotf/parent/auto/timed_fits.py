@@ -34,6 +34,7 @@ from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.parent import defaults, model_copy
 from nanotf.parent.fit import fit_call
+from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.report import call_report, timeline
@@ -199,7 +200,7 @@ class TimedFit(fit_call.FitCall):
         size: int,
         budget: Budget | None = None,
     ) -> None:
-        super().__init__(model, arguments, size, "trial", 0)
+        super().__init__(model, arguments, size, FitOptions(sharding="trial"))
         self.steps_per_execution = generation().steps_per_execution(model)
         self.executions = self.epochs = 1
         self.budget = budget

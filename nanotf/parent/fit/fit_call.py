@@ -16,6 +16,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerError
 from nanotf.parent import calls, defaults, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
+from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.model_call import ModelCall
 from nanotf.parent.reading.fit_data import FitData
@@ -46,24 +47,21 @@ class FitCall(ModelCall):
         model: Any,
         arguments: FitArguments,
         size: int,
-        sharding: str = "parent",
-        max_restarts: int = 0,
-        resume: Any = None,
+        options: FitOptions,
     ) -> None:
         generation().check_compiled(model, "fit")
-        super().__init__(model, arguments, size, sharding)
+        super().__init__(model, arguments, size, options.sharding)
         self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: Unrecorded | None = None
         self._attributes = b""  # pickled, those that the workers have: arrays cannot be compared
         self._seeds: Any = None  # the random state that they have
-        self.sharding = sharding
+        self.options = options
         self.restarts = 0
-        self.max_restarts = max_restarts
         self.has_begun = False  # whether all callbacks got the hook for the start of training
         self.has_ended = False  # and for its end
-        self.resumption = None if resume is None else Resumption(resume, self)
+        self.resumption = None if options.resume is None else Resumption(options.resume, self)
         # Where the next workers begin; kept where restarts are allowed or checkpoints written.
         self.last = None if self.resumption is None else self.resumption.moment
         self.continues = self.last is not None  # not from the beginning
@@ -134,7 +132,7 @@ class FitCall(ModelCall):
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
         if not self.continues:
             self.state.store(self.turn)
-            if self.max_restarts > 0:
+            if self.options.max_restarts > 0:
                 self.last = Moment(self.first[0], 0, self.state.snapshot(self.turn))
         elif self.last is not None:
             self.state.restore(self.turn, self.last.values)
@@ -187,13 +185,13 @@ class FitCall(ModelCall):
             self.model,
             self.arguments,
             calls.STATE_BLOCK + 1,
-            self.sharding,
+            self.options.sharding,
             resume=Resume(*self.first, last.epoch, states, seed, last.step),
         )
 
     def prepare_restart(self, error: WorkerError) -> None:
         """Logs that training continues after an error, or raises the error."""
-        if self.last is None or self.restarts >= self.max_restarts:
+        if self.last is None or self.restarts >= self.options.max_restarts:
             raise error
         self.restarts += 1
         self.continues = True
@@ -205,7 +203,7 @@ class FitCall(ModelCall):
             self.last.epoch + 1,
             self.arguments.epochs,
             self.restarts,
-            self.max_restarts,
+            self.options.max_restarts,
         )
         if self.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
@@ -402,7 +400,7 @@ class FitCall(ModelCall):
 
     # ----------------------------------------------------------------------- checkpoints
     def _keeps_moments(self) -> bool:
-        return self.max_restarts > 0 or self.resumption is not None
+        return self.options.max_restarts > 0 or self.resumption is not None
 
     def moment_at_end(self, logs: Any) -> Moment:
         """Returns the moment after all callbacks' `on_train_end`."""

@@ -6,7 +6,7 @@ The batches are those that workers get, so a run may continue with workers, or w
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat import keras_names, keras_steps
@@ -16,22 +16,22 @@ from nanotf.compat.values import plain_logs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
 from nanotf.parent.fit.fit_call import FitCall
+from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.resume.moments import Moment, read_all, write_all
 from nanotf.parent.resume.resumption import finished
 from nanotf.parent.resume.writer import CheckpointWriter
 from nanotf.shipping.data import inputs, streams
 
 
-def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:
+def fit(keras_call: KerasCall, hint: str, options: FitOptions) -> Any:
     """Trains a model in this process, or continues to.
 
     Args:
-        model: a compiled Keras model.
-        keras_fit: its `fit` of Keras.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        hint: str, the end of the report's text.
-        resume: path, see `Resumption`.
+        keras_call: the call of Keras's `fit`, of a compiled model; its arguments are known by name.
+        hint: the end of the report's text.
+        options: checked; `resume` is not None.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -39,13 +39,14 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
     Raises:
         NanoError: As in `training.fit`.
     """
-    call = FitCall(model, FitArguments.of(given), 1, resume=resume)
+    assert keras_call.given is not None
+    call = FitCall(keras_call.model, FitArguments.of(keras_call.given), 1, options)
     checkpoints = call.checkpoints
     assert checkpoints is not None
     if call.is_finished:
         return finished(call)
     with checkpoints:
-        return one_process.fit(keras_fit, (), _arguments(call, checkpoints), hint)
+        return one_process.fit(keras_call.with_arguments(_arguments(call, checkpoints)), hint)
 
 
 def _arguments(call: FitCall, checkpoints: CheckpointWriter) -> dict[str, Any]:

@@ -35,17 +35,17 @@ from nanotf.errors import (
     WorkerDied,
     WorkerError,
     WorkerStuck,
+    check_integer,
 )
 from nanotf.machine import processor
 from nanotf.parent import calls
 from nanotf.parent.loop.divergence import DivergenceDetector
 from nanotf.parent.loop.loop_data import LoopSource, OnePass
 from nanotf.parent.reading.fit_data import Stream
-from nanotf.pool import warm
+from nanotf.parent.where import Where
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import POLL_SECONDS
-from nanotf.pool.transports import check_transport
 from nanotf.region import context, recording, replica_check
 from nanotf.shipping import orders, summaries
 from nanotf.shipping.data import streams
@@ -104,8 +104,10 @@ def nano(
             f"{getattr(num_processes, '__name__', num_processes)!r}. Write "
             "@nano(num_processes=2)."
         )
-    has_workers = calls.needs_workers(num_processes, transport, None, backend)
-    calls.check_max_restarts(max_restarts)
+    where = Where.of(num_processes, transport, cores_per_process, cores, backend)
+    restarts = check_integer(
+        "max_restarts", max_restarts, "Pass how often the function may be called again", least=0
+    )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
@@ -113,7 +115,7 @@ def nano(
                 "@nano(...) decorates a function. Received: an object of class "
                 f"{type(function).__qualname__}."
             )
-        if has_workers:
+        if where.has_workers:
             _check_returns(function)
 
         @functools.wraps(function)
@@ -124,19 +126,17 @@ def nano(
             return value
 
         def call_somewhere(*args: Any, **kwargs: Any) -> Any:
-            if not has_workers or context.current is not None:
+            if not where.has_workers or context.current is not None:
                 return function(*args, **kwargs)
-            size = num_processes or 1
             name = getattr(function, "__qualname__", "function")
-            method = f"{name} under @nano"
-            plan = calls.plan_for(method, size, cores_per_process, cores, backend)
+            plan = where.plan(f"{name} under @nano")
             if plan is None:
                 say(
-                    f"TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
+                    f"TensorFlow sees GPUs; {name}() under @nano(num_processes={where.size}) "
                     "runs in this process."
                 )
                 return function(*args, **kwargs)
-            return _run(function, args, kwargs, plan, transport, max_restarts)
+            return _run(function, args, kwargs, where, plan, restarts)
 
         return call
 
@@ -167,8 +167,8 @@ def _run(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    where: Where,
     plan: AnyPlan,
-    transport: str | None,
     max_restarts: int,
 ) -> Any:
     # Raises `TypeError` for wrong arguments, as a plain call would.
@@ -176,7 +176,7 @@ def _run(
     call = _LoopCall(function, arguments, plan.size, max_restarts)
     while True:
         try:
-            with warm.pool_for(plan, check_transport(transport)) as workers:
+            with where.lent(plan) as workers:
                 return call.run(workers)
         except (WorkerDied, WorkerStuck) as error:
             call.prepare_restart(error)

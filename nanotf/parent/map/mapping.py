@@ -12,10 +12,10 @@ from typing import Any
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.machine import topology
-from nanotf.parent import calls
 from nanotf.parent.map import item_arguments
 from nanotf.parent.map.item_results import Results, progress_bar
 from nanotf.parent.map.item_run import ItemRun, PackedObject, Policy, Task
+from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan
 from nanotf.shipping import orders
@@ -166,7 +166,7 @@ def imap(
 
 def _plan(num_processes: Any, cores_per_process: Any, cores: Any, count: int) -> AnyPlan:
     """Plans the workers of this machine for a number of items."""
-    calls.check_may_start(f"nanotf.map(num_processes={num_processes!r})")
+    check_may_start(f"nanotf.map(num_processes={num_processes!r})")
     if num_processes == topology.AUTO:
         share = topology.check_cores_per_process(cores_per_process) or 1
         usable = len(cores) if cores is not None else topology.usable_count()

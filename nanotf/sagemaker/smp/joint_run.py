@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.parent import calls
 from nanotf.parent.map import mapping
 from nanotf.parent.map.item_results import Results
 from nanotf.parent.map.item_run import ItemRun, Policy, Task
+from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
@@ -46,7 +46,7 @@ def together(
         WorkerDied: A worker has died; its `index` is the rank.
         CollectiveError: Ranks wait for each other.
     """
-    calls.check_may_start(call)
+    check_may_start(call)
     size = len(labels)
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
     task = mapping.task_of(function, range(size), shared, 0, orders.Terminal.capture())

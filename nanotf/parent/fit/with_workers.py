@@ -4,55 +4,38 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, WorkerStuck
-from nanotf.parent import calls, gpu, rejections
+from nanotf.parent import gpu, rejections
 from nanotf.parent.fit.fit_call import FitCall
+from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading.fit_data import takes_unlike_rows
 from nanotf.parent.resume.resumption import finished
-from nanotf.pool import warm
+from nanotf.parent.where import Where
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.transports import check_transport
-from nanotf.shipping.data.pipelines import check_sharding
 
 
 def fit(
-    model: Any,
-    given: Mapping[str, Any],
-    num_processes: int,
-    transport: str | None = None,
-    cores_per_process: int | None = None,
-    sharding: str | None = None,
-    max_restarts: int = 0,
-    cores: Sequence[int] | None = None,
-    backend: str | None = None,
-    resume: Any = None,
-    avoid: Collection[int] = (),
-    alone: Callable[[Any], Any] | None = None,
+    keras_call: KerasCall,
+    where: Where,
+    options: FitOptions,
+    alone: Callable[[KerasCall], Any] | None = None,
 ) -> Any:
-    """Trains a model on `num_processes` workers.
+    """Trains a model on several workers.
 
     Args:
-        model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        num_processes: int, above 1.
-        transport: str or None for the default, one of `transports.TRANSPORTS`.
-        cores_per_process: int or None for equal shares of all usable cores.
-        sharding: str or None for "auto", one of `shipping.data.pipelines.SHARDINGS`.
-        max_restarts: int, how often training continues, from the last completed epoch and with new
-            workers, after a worker died or got stuck.
-        cores: sequence of int or None, the logical CPUs to share out between the workers.
-        backend: str or None for the default, one of `backends.BACKENDS`.
-        resume: path or None, see `Resumption`.
-        avoid: collection of int, the logical CPUs of this process's readers.
-        alone: callable or None, takes `given` and trains in this process; called, with a line that
-            says why, instead of raising `UndividedError`.
+        keras_call: the call of Keras's `fit`, of a compiled model; its arguments are known by name.
+        where: the place of the workers, at least two.
+        options: checked.
+        alone: trains in this process; called, after a line that says why, instead of raising
+            `UndividedError`. None raises it.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -62,13 +45,14 @@ def fit(
         ShippingError: An argument cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend, avoid)
-    _check_steps_per_execution(model, check_transport(transport))
-    sharding = check_sharding(sharding)
-    if plan is None and resume is not None:
+    model, given = keras_call.model, keras_call.given
+    assert given is not None
+    plan = where.plan("fit")
+    _check_steps_per_execution(model, where.transport)
+    if plan is None and options.resume is not None:
         raise InvalidArgumentError(
             "With GPUs, `resume` works in one process. Received: "
-            f"num_processes={num_processes} and {len(gpu.devices())} GPU(s). Leave num_processes "
+            f"num_processes={where.size} and {len(gpu.devices())} GPU(s). Leave num_processes "
             "out."
         )
     again = given
@@ -76,22 +60,21 @@ def fit(
         given, again = _kept(given)
     try:
         is_dataset = isinstance(given.get("x"), require_tensorflow().data.Dataset)
-        if alone is not None and is_dataset and not takes_unlike_rows(model, sharding):
+        if alone is not None and is_dataset and not takes_unlike_rows(model, options.sharding):
             rejections.check_first_batch(given["x"])
-        arguments = FitArguments.of(given)
-        call = FitCall(model, arguments, num_processes, sharding, max_restarts, resume)
+        call = FitCall(model, FitArguments.of(given), where.size, options)
     except UndividedError as error:
         if alone is None:
             raise
         warn_undivided(error)
-        return alone(again)
-    del again  # it would hold all that is read from now on
+        return alone(keras_call.with_arguments(again))
+    del again, keras_call  # they would hold all that a generator yields from now on
     if call.is_finished:
         return finished(call)
     if plan is None:
-        return gpu.fit(call, given, num_processes, gpu.devices())
+        return gpu.fit(call, given, where.size, gpu.devices())
     with call.watching(), generation().untraced_hidden(model):
-        return _run(call, plan, transport)
+        return _run(call, where, plan)
 
 
 def warn_undivided(error: UndividedError) -> None:
@@ -99,7 +82,7 @@ def warn_undivided(error: UndividedError) -> None:
     logger.warning("fit() trains in one process, since it cannot be divided. %s", error)
 
 
-def _kept(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _kept(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns arguments twice, since Keras reads the beginning of a generator before it trains."""
     if not isinstance(given.get("x"), types.GeneratorType):
         return given, given
@@ -107,10 +90,10 @@ def _kept(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any
     return {**given, "x": (x for x in first)}, {**given, "x": (x for x in second)}
 
 
-def _run(call: FitCall, plan: AnyPlan, transport: str | None) -> Any:
+def _run(call: FitCall, where: Where, plan: AnyPlan) -> Any:
     while True:
         try:
-            with warm.pool_for(plan, check_transport(transport)) as workers:
+            with where.lent(plan) as workers:
                 return call.run(workers)
         except (WorkerDied, WorkerStuck) as error:
             if call.has_ended:  # the training itself is complete

@@ -1,0 +1,38 @@
+"""A call of one of Keras's methods, as the user made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasCall:
+    """A call of `fit`, `evaluate` or `predict`, without the arguments that nanotf adds."""
+
+    model: Any
+    method: Any  # Keras's, bound to the model
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    given: dict[str, Any] | None  # all arguments by name; None if the method would reject them
+
+    @classmethod
+    def of(cls, model: Any, method: Any, args: Any, kwargs: Any) -> KerasCall:
+        """Binds the arguments to their names, without Keras's defaults."""
+        try:
+            given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
+        except TypeError:
+            return cls(model, method, args, kwargs, None)
+        # Keyword arguments that the method collects, and then rejects with its own error.
+        unknown = given.pop("kwargs", None)
+        return cls(model, method, args, kwargs, None if unknown else given)
+
+    def with_arguments(self, given: Mapping[str, Any]) -> KerasCall:
+        """Returns the call with other arguments, all by name."""
+        return dataclasses.replace(self, args=(), kwargs=given, given=dict(given))
+
+    def __call__(self) -> Any:
+        """Calls Keras's method; it raises Keras's own errors."""
+        return self.method(*self.args, **self.kwargs)

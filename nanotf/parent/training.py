@@ -1,0 +1,105 @@
+"""`fit` of a nanotf model: chooses the way to train, by the arguments that nanotf adds.
+
+fit
+  auto/               measures how many workers train fastest, if asked
+  call_readers        starts processes that read, if asked
+  fit/with_workers    several workers, or GPUs
+  fit/fit_here        this process, with checkpoints
+  one_process         this process, as Keras does
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nanotf.compat import keras_steps
+from nanotf.errors import InvalidArgumentError, UndividedError
+from nanotf.machine import topology
+from nanotf.parent import call_readers, defaults, one_process
+from nanotf.parent.auto import choice, choice_of_settings
+from nanotf.parent.fit import fit_here, with_workers
+from nanotf.parent.fit.fit_options import FitOptions
+from nanotf.parent.keras_call import KerasCall
+from nanotf.parent.where import Where
+from nanotf.pool import backends
+
+
+def fit(
+    call: KerasCall,
+    num_processes: Any,
+    where: Where,
+    options: FitOptions,
+    tune: Any = None,
+    read_processes: Any = None,
+) -> Any:
+    """Trains a model.
+
+    Args:
+        call: the call of Keras's `fit`.
+        num_processes, tune, read_processes: as the user passed them to `Model.fit`.
+        where: the place of workers, without their number.
+        options: the other arguments that nanotf adds.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+
+    Raises:
+        NanoError: As in `Model.fit`.
+        Exception: What Keras raises.
+    """
+    reads = call_readers.check(read_processes)
+    wanted = defaults.num_processes(num_processes)
+    settings = defaults.tune(tune, wanted)
+    hint = 'num_processes="auto" measures whether they would be faster.'
+    if isinstance(wanted, str) and wanted == topology.AUTO:
+        backends.check_can_measure(where.backend)
+        hint = 'num_processes="auto" has chosen one process.'
+        try:
+            wanted, settings = _fastest(call, where, settings)
+        except UndividedError as error:
+            if num_processes is not None:
+                raise
+            # The user asked for nothing: `nanotf run` has this default, and scripts run unchanged.
+            with_workers.warn_undivided(error)
+            wanted, settings = 1, ()
+    where = where.sized(wanted)
+    if reads is not None and options.resume is not None:
+        raise InvalidArgumentError(
+            "A run that reads with reader processes cannot be resumed yet. Received: "
+            f"read_processes={read_processes!r} and resume={options.resume!r}. Leave one of them "
+            "out."
+        )
+
+    def alone(here: KerasCall) -> Any:
+        if options.resume is None or here.given is None:
+            return one_process.fit(here, hint)
+        return fit_here.fit(here, hint, options)
+
+    with (
+        choice_of_settings.applied(call.model, settings),
+        call_readers.attached(reads, call, where, options.max_restarts) as read,
+        keras_steps.letting_go(call.model),
+    ):
+        if not where.has_workers:
+            history = alone(read.call)
+        elif read.call.given is None:
+            history = call()  # raises Keras's own error
+        else:
+            otherwise = alone if num_processes is None else None
+            history = with_workers.fit(read.call, where.avoiding(read.cores), options, otherwise)
+    if settings or reads is not None:
+        history.nanotf = dataclasses.replace(
+            history.nanotf, tuned=settings, read_processes=read.number
+        )
+    return history
+
+
+def _fastest(call: KerasCall, where: Where, tune: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """Returns the number of processes and those of the settings that train fastest."""
+    if call.given is None:
+        return 1, ()
+    number = choice.choose(call.model, call.given, where)
+    if not tune:
+        return number, ()
+    return number, choice_of_settings.choose(call.model, call.given, tune, number, where)
