@@ -192,8 +192,8 @@ def _one_batch() -> Any:
 
 REFUSED = {
     "zero": (Rows, 0, InvalidArgumentError, "at least 1.*read_processes=0"),
-    "bool": (Rows, True, InvalidArgumentTypeError, "integer or 'auto'.*read_processes=True"),
-    "word": (Rows, "many", InvalidArgumentTypeError, "integer or 'auto'.*'many'"),
+    "bool": (Rows, True, InvalidArgumentTypeError, "must be an integer.*read_processes=True"),
+    "word": (Rows, "many", InvalidArgumentTypeError, "must be an integer.*'many'.*'auto'"),
     "array": (lambda: np.zeros((4, 4)), 1, InvalidArgumentError, "ndarray.*Leave read_processes"),
     "generator": (_one_batch, 1, InvalidArgumentError, r"generator.*PyDataset whose __getitem__"),
     "dataset": (
