@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import uuid
 from typing import Any
 
 import cloudpickle
@@ -16,6 +19,7 @@ from nanotf.searching.result import SearchResult
 from nanotf.searching.sampling import SeededSampler
 from nanotf.searching.search_arguments import SearchArguments
 from nanotf.searching.trials import BestModel, TrialFunction
+from nanotf.wire import memory_files
 
 
 class SearchRun:
@@ -66,9 +70,18 @@ class SearchRun:
             workers = auto_parallel.choose(request, self._study, count, self._verbose)
         workers = min(workers, count)
         self._parallel = max(self._parallel, workers)
+        # Without a name, the file is gone even if this process is killed.
+        file = memory_files.anonymous_file(0, fixed=False)
+        try:
+            self._run_items(count, workers, pathlib.Path(f"/proc/{os.getpid()}/fd/{file}"))
+        finally:
+            os.close(file)
+
+    def _run_items(self, count: int, workers: int, lock: pathlib.Path) -> None:
+        request = self._request
         first = len(self._study.get_trials(deepcopy=False))
         results = mapping.imap(
-            self._function(workers),
+            self._function(workers, lock),
             range(first, first + count),
             workers,
             cores_per_process=request.cores_per_process,
@@ -94,7 +107,7 @@ class SearchRun:
         if model is not None and self._study.best_trial.number == number:
             self._best = number, model
 
-    def _function(self, workers: int) -> Any:
+    def _function(self, workers: int, lock: pathlib.Path) -> Any:
         """Returns the function that runs a trial in a worker."""
         study, request = self._study, self._request
         opened = {
@@ -112,6 +125,8 @@ class SearchRun:
             request.catch,
             request.max_restarts,
             require_optuna().logging.get_verbosity(),
+            lock,
+            uuid.uuid4().hex,
         )
 
     def _train_again(self, trial: Any) -> Any:

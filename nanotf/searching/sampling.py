@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 import optuna
 
+RETRY_OF = "nanotf_retry_of"  # attribute of a trial: the number of the trial that died first
+
+
+def number_of(trial: Any) -> int:
+    """Returns the number of a trial or, of one that is tried again, that of the first."""
+    return int(trial.user_attrs.get(RETRY_OF, trial.number))
+
 
 def seed_of(base: int, number: int) -> int:
     """Returns the seed of a trial; `numpy.random.SeedSequence` mixes the two numbers.
@@ -49,7 +56,7 @@ class SeededSampler(optuna.samplers.BaseSampler):  # type: ignore[misc] # Any to
         self._sampler = make(seed=seed)
 
     def before_trial(self, study: Any, trial: Any) -> None:
-        self._sampler = self._make(seed=seed_of(self._seed, trial.number))
+        self._sampler = self._make(seed=seed_of(self._seed, number_of(trial)))
         self._sampler.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> Any:

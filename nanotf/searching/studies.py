@@ -3,6 +3,11 @@
 A worker notes its process in each trial that it begins. So any process of the same host can tell a
 trial that runs from one whose worker, or whose whole program, was killed. It marks a killed
 worker's trial failed and enqueues its parameters again.
+
+Optuna makes a trial before the worker can note anything in it. Workers of a host therefore begin
+trials in turn (`beginning`), and note in the study who begins one: a trial without a process is
+that worker's. A trial also has the item of `nanotf.imap` for which it runs: if a worker dies after
+its trial has ended, and before the result has arrived, the item needs no other trial.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import contextlib
 import pathlib
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,17 +24,20 @@ import psutil
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.searching.requirement import require_optuna
-from nanotf.searching.sampling import seed_of
+from nanotf.searching.sampling import RETRY_OF, number_of, seed_of
+from nanotf.wire import files
 
 # Attributes of trials.
 PROCESS = "nanotf_process"  # [host, process id, its start in seconds since the epoch]
 ERROR = "nanotf_error"  # text; the trial has ended without a value, and is not tried again
-RETRY_OF = "nanotf_retry_of"  # number of the trial that died first
+ITEM = "nanotf_item"  # text, the item of `nanotf.imap` that runs the trial
+SUGGESTED = "nanotf_suggested"  # True once all of its parameters are drawn
 ATTEMPT = "nanotf_attempt"  # how many trials with these parameters died before
 # Attributes of the study.
 METRIC = "nanotf_metric"
 SEED = "nanotf_seed"
 PARALLEL = "nanotf_parallel"
+BEGINS = "nanotf_begins"  # with a host: [the number of trials before, the process as in PROCESS]
 SEARCH = "nanotf_search"  # the process that searches in it, as in PROCESS; None for none
 
 SQLITE_SECONDS = 60.0  # a worker waits that long while others write
@@ -177,7 +185,7 @@ def training_seed(seed: int, trial: Any) -> int:
         seed: int, the search's seed.
         trial: trial of Optuna.
     """
-    return seed_of(seed, trial.user_attrs.get(RETRY_OF, trial.number))
+    return seed_of(seed, number_of(trial))
 
 
 def in_memory(study: Any, storage: Any) -> Any:
@@ -197,10 +205,13 @@ def in_memory(study: Any, storage: Any) -> Any:
 
 def ended(study: Any) -> int:
     """Counts the trials that need not be tried again: with a value, pruned, or failed for good."""
+    return sum(map(_counts, study.get_trials(deepcopy=False)))
+
+
+def _counts(trial: Any) -> bool:
     state = require_optuna().trial.TrialState
-    done = (state.COMPLETE, state.PRUNED)
-    trials = study.get_trials(deepcopy=False)
-    return sum(t.state in done or (t.state == state.FAIL and ERROR in t.user_attrs) for t in trials)
+    is_failure = trial.state == state.FAIL and ERROR in trial.user_attrs
+    return trial.state in (state.COMPLETE, state.PRUNED) or is_failure
 
 
 def this_process() -> list[Any]:
@@ -235,17 +246,67 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
         A list of the numbers of trials that are not tried again.
     """
     running = require_optuna().trial.TrialState.RUNNING
+    before, beginner = study.user_attrs.get(_begins(), (0, None))
     given_up = []
     for trial in study.get_trials(deepcopy=False, states=(running,)):
-        if not _is_dead(trial.user_attrs.get(PROCESS)) or not _fail(study, trial.number):
+        process = trial.user_attrs.get(PROCESS)
+        if process is None and (trial.number >= before or RETRY_OF in trial.user_attrs):
+            process = beginner
+        if not _is_dead(process) or not _fail(study, trial.number):
             continue
         attempt = trial.user_attrs.get(ATTEMPT, 0)
         if max_restarts is None or attempt < max_restarts:
-            first = trial.user_attrs.get(RETRY_OF, trial.number)
-            study.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, ATTEMPT: attempt + 1})
+            attributes = {RETRY_OF: number_of(trial), ATTEMPT: attempt + 1}
+            # Some of the parameters would shift the random numbers of the others.
+            parameters = trial.params if trial.user_attrs.get(SUGGESTED) else {}
+            study.enqueue_trial(parameters, user_attrs=attributes)
         else:
             given_up.append(trial.number)
     return given_up
+
+
+@contextlib.contextmanager
+def beginning(
+    study: Any, lock: pathlib.Path, item: str, max_restarts: int
+) -> Iterator[Callable[[Any], None]]:
+    """Lets one worker of this host at a time begin a trial.
+
+    Args:
+        study: `optuna.Study`.
+        lock: the file of which the worker has the lock meanwhile.
+        item: the value of `ITEM`.
+        max_restarts: as in `fail_dead_trials`.
+
+    Yields:
+        A function to call with the trial, as soon as it exists. The next worker may then begin.
+    """
+    turn = files.Lock(lock, waits=True)
+    try:
+        fail_dead_trials(study, max_restarts)
+        mine = this_process()
+        study.set_user_attr(_begins(), [len(study.get_trials(deepcopy=False)), mine])
+
+        def begun(trial: Any) -> None:
+            trial.set_user_attr(ITEM, item)
+            trial.set_user_attr(PROCESS, mine)
+            study.set_user_attr(_begins(), [0, None])
+            turn.release()
+
+        yield begun
+    finally:
+        turn.release()
+
+
+def ended_for(study: Any, item: str) -> int | None:
+    """Returns the number of the trial that has ended for an item, or None."""
+    for trial in study.get_trials(deepcopy=False):
+        if trial.user_attrs.get(ITEM) == item and trial.state.is_finished() and _counts(trial):
+            return int(trial.number)
+    return None
+
+
+def _begins() -> str:
+    return f"{BEGINS} {platform.node()}"
 
 
 def _fail(study: Any, number: int) -> bool:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import pathlib
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -159,6 +160,8 @@ class TrialFunction:
         catch: tuple of exception classes with which a trial fails, and the search continues.
         max_restarts: int.
         log_level: int, of Optuna's logger.
+        lock: path of the file for `studies.beginning`.
+        items: str, in common to the items of one call, and no others.
     """
 
     recipe: Recipe
@@ -169,6 +172,8 @@ class TrialFunction:
     catch: tuple[type[Exception], ...]
     max_restarts: int
     log_level: int
+    lock: pathlib.Path
+    items: str
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"  # errors name the function so
@@ -185,9 +190,13 @@ class TrialFunction:
             A tuple of the trial's number, and of its model if it is the best so far, or None.
         """
         study = self._opened()
-        studies.fail_dead_trials(study, self.max_restarts)
-        run = _OneTrial(self, fit)
-        study.optimize(run.objective, n_trials=1, catch=self.catch)
+        item = f"{self.items} {slot}"
+        done = studies.ended_for(study, item)
+        if done is not None:
+            return done, None
+        with studies.beginning(study, self.lock, item, self.max_restarts) as begun:
+            run = _OneTrial(self, fit, begun)
+            study.optimize(run.objective, n_trials=1, catch=self.catch)
         completed = study.get_trials(
             deepcopy=False, states=(require_optuna().trial.TrialState.COMPLETE,)
         )
@@ -239,21 +248,25 @@ class _OneTrial:
     Args:
         function: `TrialFunction`.
         fit: mapping of str to object.
+        begun: callable, see `studies.beginning`.
 
     Attributes:
         number: int, of the trial; -1 before it begins.
         model: its trained model or None.
     """
 
-    def __init__(self, function: TrialFunction, fit: Mapping[str, Any]) -> None:
-        self._function, self._fit = function, fit
+    def __init__(
+        self, function: TrialFunction, fit: Mapping[str, Any], begun: Callable[[Any], None]
+    ) -> None:
+        self._function, self._fit, self._begun = function, fit, begun
         self.number, self.model = -1, None
 
     def objective(self, trial: Any) -> float:
         """Optuna's objective: trains the trial's model and returns its metric."""
-        trial.set_user_attr(studies.PROCESS, studies.this_process())
+        self._begun(trial)
         self.number = trial.number
         parameters = suggest(trial, self._function.space)
+        trial.set_user_attr(studies.SUGGESTED, True)
         seed = studies.training_seed(self._function.seed, trial)
         require_tensorflow().keras.utils.set_random_seed(seed)
         try:

@@ -88,6 +88,44 @@ def test_a_study_survives_dead_workers_and_continues(tmp_path: pathlib.Path) -> 
     assert len(call(7).table) == 8
 
 
+class _Deadly:
+    """Kills the first process that pickles it."""
+
+    def __init__(self, marker: pathlib.Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        if not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _Deadly, (self.marker,)
+
+
+def test_a_worker_dies_between_the_end_of_its_trial_and_its_result(tmp_path: pathlib.Path) -> None:
+    """The trial counts, and is not run again; its model is trained again."""
+
+    def deadly(units: int) -> Any:
+        model = build(units)
+        model.note = _Deadly(tmp_path / "died")
+        return model
+
+    space = {"units": (2, 8)}
+    options = {"seed": 1, "epochs": 1, "verbose": 0}
+    plain = nanotf.search(build, space, (X, Y), "loss", 4, 2, **options)
+    found = nanotf.search(deadly, space, (X, Y), "loss", 4, 2, **options)
+    assert (tmp_path / "died").exists()
+    assert _states(found) == ["complete"] * 4
+
+    def rows(result: Any) -> Any:
+        return sorted((row["number"], row["params"]["units"]) for row in result.table)
+
+    assert rows(found) == rows(plain)
+    np.testing.assert_allclose(found.best_value, plain.best_value, rtol=1e-5)
+    pairs = zip(found.best_model.get_weights(), plain.best_model.get_weights(), strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 def test_exceptions_of_trials() -> None:
     def fails(units: int) -> Any:
         if units < 6:

@@ -33,6 +33,7 @@ def _ended_process() -> list[Any]:
 def _running(study: Any, process: Any) -> int:
     trial = study.ask()
     trial.suggest_float("rate", 0, 1)
+    trial.set_user_attr(studies.SUGGESTED, True)
     if process is not None:
         trial.set_user_attr(studies.PROCESS, process)
     return int(trial.number)
@@ -56,6 +57,40 @@ def test_trials_of_dead_processes_are_tried_again(study: Any) -> None:
     again.set_user_attr(studies.PROCESS, _ended_process())
     assert studies.fail_dead_trials(study, 1) == [again.number]
     assert not study.get_trials(states=(STATE.WAITING,))
+
+
+def test_a_worker_dies_before_it_has_noted_anything_in_its_trial(
+    study: Any, tmp_path: pathlib.Path
+) -> None:
+    """The trial that takes its place has its number's parameters."""
+    study.sampler = SeededSampler(default_sampler, 3)
+    lost = study.ask()  # by another program, which notes no process
+    with studies.beginning(study, tmp_path / "lock", "a", 1) as begun:
+        begun(study.ask())
+    assert study.trials[lost.number].state == STATE.RUNNING
+    [begins] = [name for name in study.user_attrs if name.startswith(studies.BEGINS)]
+    study.set_user_attr(begins, [len(study.trials), _ended_process()])
+    orphan = study.ask()
+    expected = orphan.suggest_float("rate", 0, 1), orphan.suggest_float("other", 0, 1)
+    partial = study.ask()
+    partial.suggest_float("rate", 0, 1)  # and died then, without a process all the same
+    with studies.beginning(study, tmp_path / "lock", "b", 1):
+        assert [study.trials[t.number].state for t in (orphan, partial)] == [STATE.FAIL] * 2
+        again = study.ask()
+        assert again.user_attrs[studies.RETRY_OF] == orphan.number
+        assert (again.suggest_float("rate", 0, 1), again.suggest_float("other", 0, 1)) == expected
+        assert study.ask().user_attrs[studies.RETRY_OF] == partial.number
+    assert study.trials[lost.number].state == STATE.RUNNING
+
+
+def test_an_item_has_one_trial(study: Any, tmp_path: pathlib.Path) -> None:
+    with studies.beginning(study, tmp_path / "lock", "a", 1) as begun:
+        trial = study.ask()
+        begun(trial)
+    assert studies.ended_for(study, "a") is None
+    study.tell(trial, 1.0)
+    assert studies.ended_for(study, "a") == trial.number
+    assert studies.ended_for(study, "b") is None
 
 
 def test_an_interrupted_program_does_not_use_up_the_restarts(study: Any) -> None:
