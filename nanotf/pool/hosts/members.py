@@ -55,9 +55,7 @@ class Member:
     """Another host that has joined.
 
     Args:
-        name: str, its name.
-        join: `words.Join`.
-        channel: `Channel`, owned from now on.
+        channel: owned from now on.
 
     Attributes:
         lost: str, why it is gone; empty while it is connected.
@@ -184,11 +182,9 @@ class Hosts:
     """All hosts of this run, on the first one. Creating this object opens the listener.
 
     Args:
-        cluster: `Cluster`.
-        workers: int, the number of workers on this host.
-        secret: bytes, the run's.
-        address: str, the address to listen on.
-        port: int.
+        workers: the number of workers on this host.
+        secret: the run's.
+        address: the one to listen on.
 
     Raises:
         OSError: The port is taken, or the address is not this host's.
