@@ -207,10 +207,10 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
 
     Args:
         model: a built model.
-        stopwatch: `timing.Stopwatch`, which times its steps.
+        stopwatch: times its steps.
 
     Returns:
-        `RunAhead`, which tells its training how far it may run ahead.
+        The part that tells its training how far it may run ahead.
     """
     cls = type(model)
     ahead = RunAhead()
@@ -246,7 +246,7 @@ def leave_unreset(model: Any, values: Mapping[int, Any]) -> None:
 
     Args:
         model: a model that `become_replica` has changed.
-        values: mapping of a place in `keras_names.metric_state` to the value there.
+        values: by place in `keras_names.metric_state`.
     """
     variables = keras_names.metric_state(model)
     type(model)._nanotf_unreset = [(variables[place], v) for place, v in values.items()]
