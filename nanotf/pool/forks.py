@@ -313,7 +313,7 @@ class Forks:
         zygote, self._shared = self._shared, None
         if zygote is not None:
             zygote.lent -= 1
-            if not zygote.lent and zygote is not _zygote:
+            if not zygote.lent and zygote is not _zygote:  # that one stays for the next pool
                 zygote.close()
 
 
@@ -332,7 +332,7 @@ def _retire() -> None:
     global _zygote
     zygote, _zygote = _zygote, None
     if zygote is not None and (not zygote.lent or zygote.owner != os.getpid()):
-        zygote.close()
+        zygote.close()  # in a fork of its owner, this closes only descriptors
 
 
 def pid() -> int | None:

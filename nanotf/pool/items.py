@@ -219,7 +219,7 @@ class ItemPool(Pool):
         for thread in self._starting.values():
             thread.join(START_SECONDS)
         self._starting.clear()
-        while not self._inbox.empty():
+        while not self._inbox.empty():  # late events would reach the next call
             self._inbox.get()
 
     def kill(self) -> None:

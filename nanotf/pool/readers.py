@@ -200,6 +200,7 @@ class ReaderPool:
             process = found[0].process if found else None
         if process is None:
             return "no reader has begun it"
+        # Without the lock: a stack takes seconds, and the other readers work meanwhile.
         return f"reader {process.rank} ({process.where()}) reads it:\n{process.stack()}"
 
     def _hand_out(self) -> None:
@@ -280,7 +281,7 @@ class ReaderPool:
             logger.warning("Reader %d: %s", process.rank, warning)
         setup = messages.Setup(state, 1, self.stall_seconds)
         process.channel.send(setup)
-        process.channel.limit(0)
+        process.channel.limit(0)  # a batch may take any time
         process.is_ready()
         with self._lock:
             seat.ready = True
@@ -332,7 +333,7 @@ class ReaderPool:
             seat.vacate()
             tasks = list(seat.running)
             seat.running.clear()
-            self._pending.extendleft(reversed(tasks))
+            self._pending.extendleft(reversed(tasks))  # somebody has waited for them longest
             if self._closing.is_set():
                 return
             self._hand_out()

@@ -178,6 +178,7 @@ class PoolSupervisor:
         why = message.failure
         if why is not None and why.kind == FailureKind.EXPIRED and why.missing:
             return self.stuck(why.missing, why.text)
+        # A rank that has ended may be the cause: with grpc of any error, else of `LOST`.
         waits = self._transport == "grpc" or (why is not None and why.kind == FailureKind.LOST)
         is_local = all(worker.shares_memory for worker in self._workers)
         grace = GRACE_SECONDS if is_local else REMOTE_GRACE_SECONDS
@@ -186,6 +187,7 @@ class PoolSupervisor:
             waited = time.monotonic() - began
             silent = [worker for worker in self._workers if not worker.has_answered(began)]
             ended = [worker for worker in self._workers if worker.process.poll() is not None]
+            # A node that is gone reports no exit code: its silence counts as the end.
             if ended or (silent and waited > SILENT_SECONDS):
                 died: WorkerError = (ended or silent)[0].died("a call ran")
                 return died

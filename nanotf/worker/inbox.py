@@ -62,6 +62,7 @@ class Inbox:
             os._exit(1)
 
     def _route(self, message: messages.Message) -> None:
+        # Imported late: `streams` imports TensorFlow, and `life` imports this module at once.
         from nanotf.shipping.data.streams import StreamReader
         from nanotf.wire.blocks import Block
 

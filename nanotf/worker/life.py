@@ -38,6 +38,7 @@ def _setup(
         made = _session(transport)(rank, channel, setup, fds)
     except BaseException as error:
         unusable = str(error) if isinstance(error, NativeUnusable) else None
+        # The next start takes another port, or does without the native operations.
         retry = isinstance(error, (NativeUnusable, PortTaken))
         summary = f"{type(error).__name__}: {error}"
         channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))

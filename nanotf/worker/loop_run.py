@@ -73,6 +73,7 @@ class _LoopBatches:
         return tuned(made.prefetch(2))
 
     def _batches(self, number: int) -> Iterator[Any]:
+        # Each pass is a stream of its own; the parent finds its source by the same rule.
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature

@@ -72,6 +72,7 @@ def leave_interrupts_to_parent() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored already
         signal.signal(signal.SIGINT, lambda number, frame: None)
+        # A handler makes system calls of C code fail with EINTR, unless the kernel restarts them.
         signal.siginterrupt(signal.SIGINT, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

@@ -227,6 +227,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
         "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # do not compile the whole step
+    # Past the `__setattr__` of Keras and of the user's class.
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
     return ahead
 

@@ -159,7 +159,7 @@ class RunAhead:
             self.count = int(made) + int(is_left)
             if self._coming is not None:
                 self._coming.pass_over(iterator, self.count)
-            if is_left:
+            if is_left:  # its last batch came whole, and needs the other graph
                 return of_kind(True, left_whole, left)
             if self.count:
                 self._came_whole = False

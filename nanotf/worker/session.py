@@ -69,7 +69,7 @@ class Session:
             self.stopwatch.progress,
             lambda: self._tell(messages.Progress()),
         )
-        if group is None:
+        if group is None:  # TensorFlow's collectives wait forever; a group's have a deadline
             stopwatch = self.stopwatch
 
             def tell(began: int) -> None:

@@ -136,6 +136,7 @@ def main(arguments: list[str]) -> int:
     fd, parent, imports = arguments
     process.leave_interrupts_to_parent()
     process.write_log()
+    # Not to the pipe's end: a fork of the parent may hold the other end open.
     key = sys.stdin.buffer.read(KEY_NBYTES)
     sys.stdin.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])

@@ -154,6 +154,7 @@ class Agent:
         elif isinstance(message, agent_messages.Ask):
             self._answer(message)
         elif isinstance(message, agent_messages.Fill):
+            # Also for an ended pool: the bytes are in the stream.
             content = np.empty(message.nbytes, np.uint8)
             self._channel.receive_into(content.data)
             self._with(message.pool, lambda lending: lending.fill(message, content))

@@ -142,7 +142,7 @@ class Bridge:
                 message = end.receive()
                 if forwards:
                     self._forward(message, end)
-                else:
+                else:  # the descriptors must come off the stream, too
                     for fd in end.receive_fds(descriptors_of(message)):
                         os.close(fd)
         except (EOFError, OSError):

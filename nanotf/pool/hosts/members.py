@@ -23,7 +23,7 @@ from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
 
 JOIN_VARIABLE = "NANOTF_JOIN_SECONDS"
-_REFUSED_KEPT = 20  # different reasons
+_REFUSED_KEPT = 20  # different reasons; anyone who reaches the port can add some
 JOIN_SECONDS = 300.0  # container images and queues start hosts minutes apart
 
 
@@ -151,8 +151,8 @@ class Member:
         elif isinstance(message, (agent_messages.Lent, agent_messages.NotLent)):
             self._replies.put(message)
         elif isinstance(message, agent_messages.FromWorker):
-            said = self._contents(message)
-            listener = self._listener
+            said = self._contents(message)  # also those that nobody takes: they are in the stream
+            listener = self._listener  # read once: another thread may clear it
             if listener is not None and listener.pool == message.pool:
                 listener.said(message.rank, said)
         elif isinstance(message, agent_messages.WorkerEnded):

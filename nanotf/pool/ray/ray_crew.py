@@ -150,7 +150,7 @@ class RayCrew:
         ray, size = self._ray, self._plan.size
         from ray.util import scheduling_strategies as strategies
 
-        if self._transport == "shm":
+        if self._transport == "shm":  # not soft: workers share this node's memory
             there: list[Any] = [strategies.NodeAffinitySchedulingStrategy(home, soft=False)] * size
         else:
             self._group = ray.util.placement_group([{"CPU": share}] * size, strategy="PACK")
