@@ -111,6 +111,9 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
 
     Args:
         key: the pool's secret key.
+
+    Raises:
+        NanoError: The plan's workers cannot use this transport, or its hosts are not there.
     """
     if isinstance(plan, RayPlan):
         return RayCrew(plan, transport, key)
