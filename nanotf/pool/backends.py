@@ -32,7 +32,8 @@ def check_backend(backend: str | None) -> str:
     """Returns the back end to use for an argument `backend`: "local", "ray" or "hosts".
 
     Args:
-        backend: str, one of `BACKENDS`, or None for the default.
+        backend: a key of `BACKENDS`; None for "hosts" in a run of several hosts, else
+            `DEFAULT_BACKEND`.
 
     Raises:
         InvalidArgumentError: There is no such back end.
@@ -79,9 +80,9 @@ def plan(
     """Plans the workers of a call: their number and, for local ones, their cores.
 
     Args:
-        backend: str or None for the default.
+        backend: as in `check_backend`.
         num_processes, cores_per_process, cores: as in `fit`.
-        avoid: collection of int, the logical CPUs of this process's readers.
+        avoid: the logical CPUs of this process's readers.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -109,9 +110,10 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
     """Returns the crew that starts the workers of a plan.
 
     Args:
-        plan: `topology.Plan`, `RayPlan` or `HostsPlan`.
-        transport: str, one of `transports.TRANSPORTS`.
-        key: bytes, the pool's secret key.
+        key: the pool's secret key.
+
+    Raises:
+        NanoError: The plan's workers cannot use this transport, or its hosts are not there.
     """
     if isinstance(plan, RayPlan):
         return RayCrew(plan, transport, key)

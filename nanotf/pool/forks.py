@@ -60,8 +60,7 @@ class Forked:
     """A worker that was forked, with the methods of `subprocess.Popen` that a pool needs.
 
     Args:
-        pid: int, its process id.
-        status: int, the pipe on which its exit code will come; owned from now on.
+        status: the pipe on which its exit code will come; owned from now on.
     """
 
     def __init__(self, pid: int, status: int) -> None:
@@ -124,8 +123,8 @@ class Zygote:
     """The process from which workers are forked. Creating this object starts it.
 
     Args:
-        environ: mapping, its environment variables, which libraries read when they are loaded.
-        imports: bool, whether it imports TensorFlow; otherwise each worker does.
+        environ: its environment variables, which libraries read when they are loaded.
+        imports: whether it imports TensorFlow; otherwise each worker does.
 
     Attributes:
         process: `subprocess.Popen`.
@@ -159,8 +158,7 @@ class Zygote:
         """Forks a worker.
 
         Args:
-            order: `messages.Fork`.
-            fds: sequence of int, the descriptors that follow it, except the last.
+            fds: the descriptors that follow the order, except the last: the pipe for the exit code.
 
         Raises:
             ChannelClosed: The zygote has ended.
@@ -218,14 +216,12 @@ def _start(
     """Runs a module of nanotf, and hands it one end of a channel.
 
     Args:
-        module: str, its name.
-        arguments: sequence of str, its `sys.argv` after the channel's descriptor.
-        environ: mapping, all of its environment variables.
-        key: bytes, the channel's secret key, which it reads from standard input.
-        log: `WorkerLog`, its output.
+        arguments: its `sys.argv` after the channel's descriptor.
+        environ: all of its environment variables.
+        key: the channel's, which it reads from standard input.
 
     Returns:
-        A tuple of the process and this end of the channel. No key has been shown yet.
+        The process and this end of the channel. No key has been shown yet.
 
     Raises:
         NanoError: `sys.executable` names no program.
@@ -290,14 +286,14 @@ class Forks:
         """Returns the zygote from which the pool's next process is forked.
 
         Args:
-            environ: mapping, all environment variables of that process.
+            environ: all environment variables of that process.
 
         Raises:
             InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
         """
         if not _may_fork():
             with _choosing:
-                _retire()
+                _retire()  # NANOTF_START may have allowed one before
             self._own.append(Zygote(environ, imports=False))
             return self._own[-1]
         with _choosing:
@@ -317,7 +313,7 @@ class Forks:
         zygote, self._shared = self._shared, None
         if zygote is not None:
             zygote.lent -= 1
-            if not zygote.lent and zygote is not _zygote:
+            if not zygote.lent and zygote is not _zygote:  # that one stays for the next pool
                 zygote.close()
 
 
@@ -336,7 +332,7 @@ def _retire() -> None:
     global _zygote
     zygote, _zygote = _zygote, None
     if zygote is not None and (not zygote.lent or zygote.owner != os.getpid()):
-        zygote.close()
+        zygote.close()  # in a fork of its owner, this closes only descriptors
 
 
 def pid() -> int | None:

@@ -1,7 +1,7 @@
 """The parent's view of its workers: the process, channel and log of each.
 
 `Pool` has a `Crew` of `Worker`s and does not know how they were started: `local` starts them on
-this machine, `ray.crew` starts them through Ray.
+this machine, `ray.ray_crew` through Ray, and `hosts.crew` on the hosts of a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanotf.wire.channel import Channel
 DEATH_SECONDS = 2.0  # enough for a process to end after its channel has closed
 KILL_SECONDS = 20.0  # a process with tens of gigabytes of memory takes seconds to end
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
-STACK_SECONDS = 5.0
+STACK_SECONDS = 5.0  # for a worker to write them
 STACK_LOOKS = 4  # a dump is complete when the log has not grown for this many looks
 
 # The consequence of an error that ends a call. Omitted if the workers are restarted at once.
@@ -89,8 +89,6 @@ class Worker:
         """Returns an error that names this worker and quotes the end of its log.
 
         Args:
-            kind: `WorkerError` or a subclass.
-            message: str.
             **more: further arguments of `kind`.
         """
         return kind(

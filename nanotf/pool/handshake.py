@@ -17,19 +17,18 @@ def greet(worker: Worker, key: bytes, deadline: float) -> None:
     Afterwards, reads and writes raise `BlockingIOError` at the deadline.
 
     Args:
-        worker: `Worker`.
-        key: bytes, the pool's secret key.
-        deadline: float, a time of `time.monotonic`, at most `START_SECONDS` ahead.
+        key: the pool's secret key.
+        deadline: a time of `time.monotonic`, at most `START_SECONDS` ahead.
 
     Raises:
         WorkerError: It ended (the error of `Worker.died`), or it did not answer in time.
     """
     while not worker.channel.poll(_POLL_SECONDS):
-        if worker.process.poll() is not None:
+        if worker.process.poll() is not None:  # a fork may hold its channel open
             raise worker.died("starting")
         if time.monotonic() > deadline:
             raise not_finished([worker], "starting", START_SECONDS)
-    worker.channel.limit(max(0.1, deadline - time.monotonic()))
+    worker.channel.limit(max(0.1, deadline - time.monotonic()))  # 0 would be no limit
     try:
         worker.channel.show_key_second(key)
     except BlockingIOError as error:

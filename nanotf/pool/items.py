@@ -63,9 +63,6 @@ class Cancelled:
 class ItemPool(Pool):
     """N live workers on this machine, each of which works by itself.
 
-    Args:
-        plan: `topology.Plan`.
-
     Raises:
         NanoError: See `Pool`.
     """
@@ -99,10 +96,10 @@ class ItemPool(Pool):
         """Waits for the next event.
 
         Args:
-            timeout: float, seconds.
+            timeout: seconds.
 
         Returns:
-            A tuple of the rank and of a message, a `Delivery`, `WorkerGone`, `Joined`,
+            The rank, -1 for `Cancelled`, and a message, a `Delivery`, `WorkerGone`, `Joined`,
             `NotStarted`, `Cancelled`, or the exception of a thread of the pool.
 
         Raises:
@@ -160,7 +157,7 @@ class ItemPool(Pool):
         `Joined` tells when it is ready, `NotStarted` that there is none.
 
         Args:
-            rank: int, of a worker that has no item.
+            rank: of a worker that has no item.
         """
         self._used.discard(rank)
         self._first_memory.pop(rank, None)
@@ -222,13 +219,14 @@ class ItemPool(Pool):
         for thread in self._starting.values():
             thread.join(START_SECONDS)
         self._starting.clear()
-        while not self._inbox.empty():
+        while not self._inbox.empty():  # late events would reach the next call
             self._inbox.get()
 
     def kill(self) -> None:
         """Kills the workers at once."""
         with self._forking:
             self._ending = True
+        # A thread that starts a worker ends once that worker has ended.
         while any(thread.is_alive() for thread in self._starting.values()):
             for worker in self.workers:
                 if worker.process.poll() is None:

@@ -25,10 +25,8 @@ class LocalCrew:
     """Workers on this machine. They share a zygote, or each has its own.
 
     Args:
-        plan: `topology.Plan`.
-        transport: str, one of `transports.TRANSPORTS`.
-        key: bytes, the pool's secret key.
-        environ: mapping, environment variables that workers get in place of this process's.
+        key: the pool's secret key.
+        environ: what workers get in place of this process's environment; None for that.
 
     Attributes:
         here: `topology.Plan`, the plan.
@@ -77,14 +75,14 @@ class LocalWorker(Worker):
     """A worker forked from a zygote.
 
     Args:
-        placement: `topology.Placement`, its rank and cores.
-        key: bytes, the pool's secret key.
-        transport: str, one of `transports.TRANSPORTS`.
-        environ: mapping, all of its environment variables.
-        zygote: `Zygote`.
+        key: the pool's secret key.
+        transport: one of `transports.TRANSPORTS`, `NO_TRANSPORT`, or `reader_messages.READS`.
+        environ: all of its environment variables.
 
     Raises:
-        WorkerDied: The zygote has ended, for example because importing TensorFlow crashed.
+        WorkerDied: The zygote has ended, for example because importing TensorFlow crashed;
+            or the kernel allows no further process.
+        WorkerError: The zygote has not answered within `FORK_SECONDS`.
     """
 
     kind = "rank"  # in the name of its log
@@ -112,6 +110,7 @@ class LocalWorker(Worker):
             socket.socket(fileno=above_standard(sock.detach()))
             for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         )
+        # A descriptor, not a name: the directory may have been deleted.
         directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         try:
             fds = (theirs.fileno(), self.log.fileno(), directory)
@@ -119,7 +118,7 @@ class LocalWorker(Worker):
         except BaseException as error:
             ours.close()
             self.log.close()
-            self.process, self.log = zygote.process, zygote.log
+            self.process, self.log = zygote.process, zygote.log  # errors quote its output
             if isinstance(error, ChannelClosed):
                 raise self.died("starting") from error
             if isinstance(error, OSError) and error.errno in _NO_PROCESS:

@@ -22,9 +22,9 @@ class Parcel:
     """A message on its way to several workers, with its own file descriptors.
 
     Args:
-        data: bytes, the message, see `channel.packed`.
-        fds: sequence of int, descriptors to send with it; the parcel duplicates them.
-        readers: int, number of workers.
+        data: the message, see `channel.packed`.
+        fds: sent with it; the parcel duplicates them.
+        readers: number of workers that get it.
 
     Raises:
         OSError: This process has no file descriptors left.
@@ -59,9 +59,8 @@ class Outbox:
     """The parent's thread that writes to a worker.
 
     Args:
-        channel: `Channel` to the worker.
-        name: str, the thread's name.
-        fail: callable of the exception that made a write fail. Not called when the worker has
+        name: the thread's.
+        fail: called with the exception that made a write fail. Not called when the worker has
             exited; the thread that reads the channel reports that.
     """
 

@@ -46,7 +46,7 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
 
-STOP_SECONDS = 2.0
+STOP_SECONDS = 2.0  # for workers to exit after `Stop`, before they are killed
 TRIM_SECONDS = 60.0  # how often the parent checks whether a worker's log has become long
 
 
@@ -69,8 +69,7 @@ class Pool:
     """N live workers.
 
     Args:
-        plan: `topology.Plan`, `plans.RayPlan` or `plans.HostsPlan`.
-        transport: str, how workers exchange gradients.
+        transport: one of `transports.TRANSPORTS`, or `NO_TRANSPORT` for an `ItemPool`.
 
     Raises:
         WorkerDied: A worker ended before it was ready.
@@ -88,7 +87,8 @@ class Pool:
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._outboxes: list[Outbox] = []  # by rank
-        self._send_lock = threading.Lock()  # all workers get all messages in one order
+        # All workers get all messages in the same sequence; bridges to other machines rely on it.
+        self._send_lock = threading.Lock()
         self._orders = 0
         self.stall_seconds = stalls.stall_seconds()
         self._trimmed = time.monotonic()  # the workers' logs
@@ -112,6 +112,7 @@ class Pool:
             with interrupts.held_back():
                 self.kill()
             raise
+        # No earlier: until here, this thread reads the channels.
         for worker in self.workers:
             reader, outbox = self._threads_of(worker)
             self._readers.append(reader)
@@ -148,9 +149,6 @@ class Pool:
 
         All calls use the same block while it is large enough: to allocate pages takes several times
         as long as to write to them.
-
-        Args:
-            nbytes: int, the size that the call needs, in bytes.
         """
         if self._state_block is None or self._state_block.nbytes < nbytes:
             self._state_block = Block(nbytes)
@@ -161,8 +159,7 @@ class Pool:
         """Waits until workers have started, and sets them up.
 
         Args:
-            workers: sequence of `Worker`.
-            state: `ProcessState` of this process when they were started.
+            state: this process's when they were started.
         """
         deadline = time.monotonic() + START_SECONDS
         for worker in workers:
@@ -185,7 +182,7 @@ class Pool:
             for worker in missing:
                 if worker.channel in ready:
                     found[worker.rank] = self._first_message(worker, kind, doing)
-                elif worker.process.poll() is not None:
+                elif worker.process.poll() is not None:  # a fork may hold its channel open
                     raise worker.died(doing)
             if time.monotonic() > deadline:
                 raise not_finished(missing, doing, START_SECONDS)
@@ -196,14 +193,14 @@ class Pool:
             message = worker.channel.receive()
         except ChannelClosed as error:
             raise worker.died(doing) from error
-        except BlockingIOError as error:
+        except BlockingIOError as error:  # the limit that `greet` has set
             raise not_finished([worker], doing, START_SECONDS) from error
         if isinstance(message, messages.SetupFailed):
             text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
             failure.retry = message.retry
             if message.native_unusable is not None:
-                collectives.rule_out(message.native_unusable)
+                collectives.rule_out(message.native_unusable)  # the next try does without it
             raise failure
         assert isinstance(message, kind), message
         return message
@@ -229,7 +226,7 @@ class Pool:
                 raise not_finished([worker], "starting", START_SECONDS) from error
         self._expect(workers, messages.Ready, "importing TensorFlow", deadline)
         for worker in workers:
-            worker.channel.limit(0)
+            worker.channel.limit(0)  # a call may take any time
             worker.is_ready()
 
     def _send_setup(self, worker: Worker, setup: messages.Setup) -> None:
@@ -274,7 +271,7 @@ class Pool:
         """Waits for the next message of any worker.
 
         Args:
-            timeout: float or None, seconds.
+            timeout: seconds; None for no limit.
 
         Returns:
             A tuple of the rank and the message, which is a `Delivery` if a block came with it.
@@ -320,7 +317,7 @@ class Pool:
         """Checks that all workers run, and that none keeps the others waiting for too long.
 
         Args:
-            present, reading: as in `Supervisor.check_progress`.
+            present, reading: as in `PoolSupervisor.check_progress`.
 
         Raises:
             WorkerStuck: A worker keeps the others waiting for too long.
@@ -337,7 +334,7 @@ class Pool:
         self._inbox.put((-1, message))
 
     def next_order(self) -> int:
-        """Returns a new call number."""
+        """Returns the number of a new order, with which supervision begins anew."""
         self._orders += 1
         self._checked = time.monotonic()
         self.supervisor.begin_order()
@@ -377,7 +374,7 @@ class Pool:
             outbox.end()
         for reader in self._readers:
             reader.join(END_SECONDS)
-        for worker in self.workers:
+        for worker in self.workers:  # no earlier: the threads use the descriptors
             worker.close()
         self._crew.close()
         self._state_block = None  # a kept exception may keep this object

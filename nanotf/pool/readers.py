@@ -41,7 +41,7 @@ from nanotf.wire import messages, reader_messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
 
-AHEAD = 2
+AHEAD = 2  # tasks that a reader has at a time
 END_SECONDS = 20.0  # for the threads, once the processes are killed
 
 Future = concurrent.futures.Future  # of a `ReadBatch`
@@ -49,36 +49,24 @@ Future = concurrent.futures.Future  # of a `ReadBatch`
 
 @dataclasses.dataclass(frozen=True)
 class ReadBatch:
-    """An answer of a reader.
+    """An answer of a reader."""
 
-    Args:
-        message: `BatchRead` or `BatchFailed`.
-        slot: array of bytes with its large arrays, or None. The reader uses the memory again when
-            nothing refers to the array.
-        where: str, the reader, for people.
-    """
-
-    message: Any
+    message: Any  # `BatchRead` or `BatchFailed`
+    # An array of bytes with the batch's large arrays, or None. The reader uses the memory again
+    # when nothing refers to the array.
     slot: Any = None
-    where: str = ""
+    where: str = ""  # the reader, for people
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A dataset that readers know.
+    """A dataset that readers know."""
 
-    Args:
-        dataset, seed: as in `reading.Dataset`.
-        nbytes: int, the size of its pickle.
-        blocks: tuple of `Block`: the pickle's, then those of large arrays.
-        state: `ProcessState` of this process.
-    """
-
-    dataset: int
-    seed: int
-    nbytes: int
-    blocks: tuple[Block, ...]
-    state: ProcessState
+    dataset: int  # its number in the call
+    seed: int  # the call's
+    nbytes: int  # the size of its pickle
+    blocks: tuple[Block, ...]  # the pickle's, then those of large arrays
+    state: ProcessState  # this process's
 
 
 class _Task:
@@ -91,7 +79,7 @@ class ReaderProcess(LocalWorker):
     """A reader's process.
 
     Args:
-        max_restarts: int, of the call, for errors.
+        max_restarts: of the call, for errors.
         *arguments: as for `LocalWorker`.
     """
 
@@ -119,11 +107,7 @@ class ReaderProcess(LocalWorker):
 
 
 class _Seat:
-    """A reader's place, which another process takes when one has ended.
-
-    Args:
-        placement: `topology.Placement`.
-    """
+    """A reader's place, which another process takes when one has ended."""
 
     def __init__(self, placement: topology.Placement) -> None:
         self.placement = placement
@@ -145,8 +129,7 @@ class ReaderPool:
     """The readers of one call.
 
     Args:
-        placements: sequence of `topology.Placement`.
-        max_restarts: int, how many readers that end are replaced.
+        max_restarts: how many readers that end are replaced.
     """
 
     def __init__(self, placements: Sequence[topology.Placement], max_restarts: int) -> None:
@@ -217,6 +200,7 @@ class ReaderPool:
             process = found[0].process if found else None
         if process is None:
             return "no reader has begun it"
+        # Without the lock: a stack takes seconds, and the other readers work meanwhile.
         return f"reader {process.rank} ({process.where()}) reads it:\n{process.stack()}"
 
     def _hand_out(self) -> None:
@@ -290,14 +274,14 @@ class ReaderPool:
         process = ReaderProcess(self._max_restarts, *of_worker)
         with self._lock:
             seat.process = process
-            if self._closing.is_set():
+            if self._closing.is_set():  # `close` has not seen the process
                 process.process.kill()
         hello = self._greeted(process)
         for warning in hello.warnings:
             logger.warning("Reader %d: %s", process.rank, warning)
         setup = messages.Setup(state, 1, self.stall_seconds)
         process.channel.send(setup)
-        process.channel.limit(0)
+        process.channel.limit(0)  # a batch may take any time
         process.is_ready()
         with self._lock:
             seat.ready = True
@@ -349,7 +333,7 @@ class ReaderPool:
             seat.vacate()
             tasks = list(seat.running)
             seat.running.clear()
-            self._pending.extendleft(reversed(tasks))
+            self._pending.extendleft(reversed(tasks))  # somebody has waited for them longest
             if self._closing.is_set():
                 return
             self._hand_out()

@@ -52,9 +52,6 @@ def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
     prefixes (`TAKEN_OVER`), so that all workers compute alike. No other variable leaves this
     process, so passwords and cloud credentials stay here. All else in a worker's environment comes
     from its machine. Variables that user code in workers reads must be set there.
-
-    Args:
-        environ: mapping, the parent's environment.
     """
     return {
         name: value
@@ -80,17 +77,12 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """A worker's message on its way to the parent.
+    """A worker's message on its way to the parent."""
 
-    Args:
-        body: bytes, the pickled message; empty when the worker has closed its channel.
-        written: tuple of (key, offset, bytes), to be copied to the parent's blocks.
-        block: bytes or None, the content of the block that belongs to the message.
-    """
-
-    body: bytes = b""
+    body: bytes = b""  # the pickled message; empty when the worker has closed its channel
+    # (key, offset, bytes), to be copied to the parent's blocks.
     written: tuple[tuple[Key, int, Any], ...] = ()
-    block: Any = None
+    block: Any = None  # the bytes of the block that belongs to the message, if one does
 
 
 def descriptors_of(message: Any) -> int:
@@ -103,7 +95,7 @@ def descriptors_of(message: Any) -> int:
 class Originals:
     """The parent's blocks that have twins on other machines.
 
-    Written while the workers are idle, and read once they have the call.
+    Written while the workers are idle, and read once they have the order.
     """
 
     def __init__(self) -> None:
@@ -115,11 +107,10 @@ class Originals:
         """Takes the blocks that follow a message of the pool.
 
         Args:
-            message: a message from the pool.
-            channel: `Channel` that it came on.
+            channel: the one that it came on.
 
         Returns:
-            A tuple of the blocks to create on the other side, with their sizes in bytes, and the
+            The blocks to create on the other side, with their sizes in bytes, and the
             parts to copy there before the message, each with its block.
         """
         new: list[tuple[Key, int]] = []
@@ -147,10 +138,10 @@ class Originals:
         """Gives the pool a worker's message.
 
         Args:
-            said: `Said`.
-            channel: `Channel` to the pool.
-            ahead: int, nanoseconds, the parent's clock minus the worker's.
+            channel: the one to the pool.
+            ahead: nanoseconds, the parent's clock minus the worker's.
         """
+        # First: whoever reads the message may read the blocks at once.
         for key, offset, content in said.written:
             self._blocks[key].write(offset, as_bytes(content))
         message = pickle.loads(said.body)
@@ -174,17 +165,17 @@ class Twins:
     """The blocks on a node, shared by its workers of one pool.
 
     Args:
-        count: int, the number of these workers.
+        count: the number of these workers.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._ended = 0  # workers that have ended the present call
+        self._ended = 0  # workers that have ended the present order
         self._lock = threading.Lock()
         self._blocks: dict[Key, Block] = {}
 
     def create(self, new: Sequence[tuple[Key, int]]) -> None:
-        """Creates blocks. Those of a new call replace the last call's."""
+        """Creates blocks. Those of a new order replace the last one's."""
         if any(kind == "call" for (kind, _), _ in new):
             self._blocks.clear()
             self._ended = 0
@@ -199,8 +190,7 @@ class Twins:
         """Gives a message of the parent's to the workers, with the blocks that follow it.
 
         Args:
-            message: the message.
-            put: callable of a message and descriptors, which sends them to all workers.
+            put: sends a message and descriptors to all workers.
         """
         handed: list[Block] = []
         if isinstance(message, messages.Setup):
@@ -219,8 +209,7 @@ class Twins:
         """Returns a worker's message with the bytes that belong to it.
 
         Args:
-            message: a message from a worker.
-            channel: `Channel` that it came on.
+            channel: the one that it came on.
         """
         block: bytes | None = None
         written: tuple[tuple[Key, int, bytes], ...] = ()
@@ -238,7 +227,7 @@ class Twins:
         return Said(pickle.dumps(message), written, block)
 
     def _order_ended(self) -> None:
-        """Frees memory. The blocks stay until the next call.
+        """Frees memory. The blocks stay until the next order.
 
         The parent may still send a batch that no worker needs, and `deliver` owns descriptors.
         """
@@ -285,12 +274,9 @@ class RemoteWorker(Worker):
     """A worker on another machine.
 
     Args:
-        placement: `topology.Placement`.
-        process: `RemoteProcess`.
-        host: str, the name or address of its machine.
-        place: str, the same for people, such as "host h2".
-        channel: `Channel`, the pool's end.
-        link: `Link`.
+        host: the name or address of its machine.
+        place: the same for people, such as "host h2".
+        channel: the pool's end.
     """
 
     process: RemoteProcess

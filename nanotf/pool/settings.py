@@ -10,10 +10,6 @@ from nanotf.errors import NanoError
 def seconds(variable: str, default: float) -> float:
     """Reads a time in seconds from an environment variable.
 
-    Args:
-        variable: str, the environment variable's name.
-        default: float, the value if it is not set.
-
     Raises:
         NanoError: The variable is not a number above 0.
     """

@@ -28,7 +28,7 @@ class Silence:
     All times are in seconds, by any clock.
 
     Args:
-        seconds: float, the silence after which to report; reports repeat after twice the time,
+        seconds: the silence after which to report; reports repeat after twice the time,
             four times the time, and so on.
     """
 
@@ -51,11 +51,10 @@ class Silence:
 
         Args:
             excused: ranks that wait for the parent, or have ended the call.
-            now: float.
 
         Returns:
-            A tuple of the ranks, maybe none, and the seconds since the last progress of any of
-            them.
+            The ranks, maybe none, and the seconds since the last progress of the one that has been
+            silent longest.
         """
         for rank in excused:
             self.heard(rank, now)

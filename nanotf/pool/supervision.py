@@ -27,20 +27,19 @@ STALL_LOOKS = 3  # ranks begin a step, and read the clock, at slightly different
 
 @dataclasses.dataclass
 class _Told:
-    """A rank's reports of a step that does not end: its begin, the last report, their number."""
+    """A rank's reports of a step that does not end."""
 
-    began: int
-    at: float = 0.0
-    times: int = 0
+    began: int  # when the step began, by `timing.now` there
+    at: float = 0.0  # when the last report came, by `time.monotonic`
+    times: int = 0  # number of reports
 
 
 class PoolSupervisor:
     """Watches the workers of one pool.
 
     Args:
-        workers: sequence of `Worker`, by rank.
-        stall_seconds: float, how long a worker may keep others waiting.
-        transport: str, how they exchange gradients.
+        workers: by rank.
+        stall_seconds: how long a worker may keep others waiting.
     """
 
     def __init__(self, workers: Sequence[Worker], stall_seconds: float, transport: str) -> None:
@@ -55,7 +54,7 @@ class PoolSupervisor:
         self._silence = silence.Silence(stall_seconds)
 
     def begin_order(self) -> None:
-        """Forgets the last call."""
+        """Forgets the last order."""
         self._stalled.clear()
         self._silence.begin(range(len(self._workers)), self._now())
 
@@ -84,8 +83,7 @@ class PoolSupervisor:
 
         Args:
             present: ranks that wait for the parent's answer, and so for the others.
-            reading: callable, returns the stacks of this process's threads that read data for
-                them.
+            reading: returns the stacks of this process's threads that read data for them.
 
         Raises:
             WorkerStuck: A worker keeps the others waiting.
@@ -162,8 +160,8 @@ class PoolSupervisor:
         """Returns the error that names the workers without progress, and shows all stacks.
 
         Args:
-            ranks: sequence of int, the workers for which the others wait.
-            why: str, the evidence.
+            ranks: the workers for which the others wait.
+            why: the evidence.
         """
         who = ", ".join(f"{rank} ({self._workers[rank].where()})" for rank in ranks)
         what = f"Worker {who} has made no progress for {self._stall_seconds:g} s: {why}."
@@ -180,6 +178,7 @@ class PoolSupervisor:
         why = message.failure
         if why is not None and why.kind == FailureKind.EXPIRED and why.missing:
             return self.stuck(why.missing, why.text)
+        # A rank that has ended may be the cause: with grpc of any error, else of `LOST`.
         waits = self._transport == "grpc" or (why is not None and why.kind == FailureKind.LOST)
         is_local = all(worker.shares_memory for worker in self._workers)
         grace = GRACE_SECONDS if is_local else REMOTE_GRACE_SECONDS
@@ -188,6 +187,7 @@ class PoolSupervisor:
             waited = time.monotonic() - began
             silent = [worker for worker in self._workers if not worker.has_answered(began)]
             ended = [worker for worker in self._workers if worker.process.poll() is not None]
+            # A node that is gone reports no exit code: its silence counts as the end.
             if ended or (silent and waited > SILENT_SECONDS):
                 died: WorkerError = (ended or silent)[0].died("a call ran")
                 return died

@@ -19,6 +19,7 @@ from nanotf.pool.transports import NO_TRANSPORT, check_transport
 
 IDLE_SECONDS = 600.0
 
+# Held while a call runs. A callback of that call may take it again, as `shutdown` does.
 _lock = threading.RLock()
 _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
@@ -95,7 +96,7 @@ def check_not_lent(received: str) -> None:
     """Rejects a call inside another, mainly in a callback: the workers wait for that callback.
 
     Args:
-        received: str, the call, as the user wrote it.
+        received: the call, as the user wrote it.
 
     Raises:
         NanoError: This thread already runs a call.
@@ -163,7 +164,7 @@ def warm_up(
     def start() -> None:
         with _lock:
             if _pool is None or not _pool.is_alive():
-                with contextlib.suppress(NanoError):
+                with contextlib.suppress(NanoError):  # the call that needs them raises it
                     _current(plan, transport)
                 _start_idle_timer()
 
@@ -220,7 +221,7 @@ def _close_if_idle() -> None:
 
 
 def idle_seconds() -> float:
-    """Returns how long a warm pool waits for the next order: NANOTF_IDLE_SECONDS, default 600 s.
+    """Returns how long a warm pool waits for the next call: NANOTF_IDLE_SECONDS, default 600 s.
 
     Raises:
         NanoError: The variable is not a number above 0.

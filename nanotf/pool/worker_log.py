@@ -27,9 +27,10 @@ class WorkerLog:
     It is in memory if no disk can hold it. In a job it is a file of the job's logs.
 
     Args:
-        fd: int or None, the descriptor of a log that another process has created; this object
+        fd: the descriptor of a log that another process has created; this object
             owns it from now on. None creates a log.
-        name: str or None, the file's name in the folder that NANOTF_WORKER_LOGS names, if it does.
+        name: the file's name in the folder that NANOTF_WORKER_LOGS names. None, or no such folder:
+            the file has no name.
 
     Raises:
         OSError: This process has no file descriptors left.

@@ -1,4 +1,4 @@
-"""A worker's process: the zygote that forks it, its life cycle, its calls, its output.
+"""A worker's process: the zygote that forks it, its life cycle, its orders, its output.
 
 Started by `pool` as `python -m nanotf.worker.zygote`; nothing imports it.
 May import everything below it, but nothing of `parent`: the two meet in `shipping` and `wire`.

@@ -19,25 +19,22 @@ class Inbox:
 
     The thread ends the process when the parent is gone, whatever the main thread does, so
     that no worker outlives its parent.
-
-    Args:
-        channel: `Channel`.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        # The `StreamReader` of the last call received. It is made here, since a faster rank may
-        # have asked for batches: they may arrive before this rank begins the call.
+        # The `StreamReader` of the last order received. It is made here, since a faster rank may
+        # have asked for batches: they may arrive before this rank begins the order.
         self._streams: Any = None
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
         self._wrote: queue.SimpleQueue[messages.Wrote] = queue.SimpleQueue()
         self._unread: list[messages.Wrote] = []
-        self.pauses: int | None = None  # the call that the parent last asked to pause
+        self.pauses: int | None = None  # the order that the parent last asked to pause
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
     def next_order(self) -> Any:
-        """Waits for a call; returns the message, its blocks and its `StreamReader`, or `Stop`."""
+        """Waits for an order; returns the message, its blocks and its `StreamReader`, or `Stop`."""
         return self._orders.get()
 
     def answer(self) -> messages.Proceed:
@@ -45,7 +42,7 @@ class Inbox:
         return self._answers.get()
 
     def wrote(self, order: int, what: str) -> messages.Wrote:
-        """Waits until rank 0 has written `what` in a call; returns each message once."""
+        """Waits until rank 0 has written `what` in an order; returns each message once."""
         self._unread = [message for message in self._unread if message.order == order]
         while not any(message.what == what for message in self._unread):
             self._unread.append(self._wrote.get())
@@ -65,6 +62,7 @@ class Inbox:
             os._exit(1)
 
     def _route(self, message: messages.Message) -> None:
+        # Imported late: `streams` imports TensorFlow, and `life` imports this module at once.
         from nanotf.shipping.data.streams import StreamReader
         from nanotf.wire.blocks import Block
 

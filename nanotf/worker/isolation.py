@@ -63,8 +63,7 @@ class Contents:
     """The contents of everything to which one can write, and to which some objects lead.
 
     Args:
-        roots: iterable of objects.
-        is_own: callable of a module, class or function, whether its contents are of interest.
+        is_own: returns True for a module, class or function whose contents are of interest.
 
     Attributes:
         is_known: bool, whether all contents can be compared.
@@ -196,8 +195,7 @@ class IsolatedFunction:
     """The function of a call in a worker.
 
     Args:
-        shipment: `orders.TaskShipment`.
-        block: `Block` or None, holds its arrays.
+        block: holds its arrays; None if it has none.
     """
 
     def __init__(self, shipment: orders.TaskShipment, block: Block | None) -> None:

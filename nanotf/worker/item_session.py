@@ -25,10 +25,8 @@ class ItemSession:
     """A worker's state between items: the function, which it loads once for each call.
 
     Args:
-        rank: int.
-        channel: `Channel` to the parent.
-        setup: `messages.Setup`.
-        fds: list of int, empty: no group.
+        channel: the one to the parent.
+        fds: empty, since there is no group.
     """
 
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
@@ -38,7 +36,7 @@ class ItemSession:
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Order, blocks: list[Block], reader: Any) -> None:
-        """Runs a call received by `inbox`, and reports its end."""
+        """Runs an order received by `inbox`, and reports its end."""
         message.state.restore()
         order = pickling.loads(message.body)
         if isinstance(order, orders.ForgetTask):

@@ -1,4 +1,4 @@
-"""Runs a worker: it sends `Hello`, receives its setup, and runs one call after another.
+"""Runs a worker: it sends `Hello`, receives its setup, and runs one order after another.
 
 No TensorFlow operation runs before the process is pinned. TensorFlow sizes its thread pools by the
 cores available at its first operation, and the kernel places memory near them.
@@ -38,6 +38,7 @@ def _setup(
         made = _session(transport)(rank, channel, setup, fds)
     except BaseException as error:
         unusable = str(error) if isinstance(error, NativeUnusable) else None
+        # The next start takes another port, or does without the native operations.
         retry = isinstance(error, (NativeUnusable, PortTaken))
         summary = f"{type(error).__name__}: {error}"
         channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
@@ -70,15 +71,14 @@ def run(
     """Runs a worker until its parent sends `Stop` or exits.
 
     Args:
-        fd: int, the descriptor of the socket to the parent.
-        key: bytes, the pool's secret key.
-        rank: int.
-        cores: tuple of int, the logical CPUs to run on; empty to keep the present ones.
-        numa_node: int or None, the node whose memory is preferred.
-        transport: str, one of `pool.transports.TRANSPORTS`, or `NO_TRANSPORT`.
+        fd: the descriptor of the socket to the parent.
+        key: the pool's secret key.
+        cores: the logical CPUs to run on; empty to keep the present ones.
+        numa_node: the node whose memory is preferred; None for no preference.
+        transport: one of `pool.transports.TRANSPORTS`, or `NO_TRANSPORT`.
 
     Returns:
-        int, the exit code.
+        The exit code, if the worker could not be set up. After `Stop`, the process exits here.
     """
     process.write_log()
     process.write_stacks()
@@ -93,7 +93,7 @@ def run(
         return 1
     if made is None:
         return 1
-    inbox = Inbox(channel)
+    inbox = Inbox(channel)  # no earlier: it reads the channel in a thread of its own
     channel.send(messages.Ready(rank))
     while True:
         order = inbox.next_order()

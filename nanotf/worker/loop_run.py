@@ -34,11 +34,7 @@ PROGRAMS_KEPT = 2
 
 
 class _LoopBatches:
-    """Batches that the parent reads for a program; outlives the calls.
-
-    Args:
-        data: tuple of `orders.LoopData`.
-    """
+    """Batches that the parent reads for a program; outlives the calls."""
 
     def __init__(self, data: tuple[orders.LoopData, ...]) -> None:
         self._data = data
@@ -77,6 +73,7 @@ class _LoopBatches:
         return tuned(made.prefetch(2))
 
     def _batches(self, number: int) -> Iterator[Any]:
+        # Each pass is a stream of its own; the parent finds its source by the same rule.
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
@@ -91,11 +88,7 @@ class _LoopBatches:
 
 
 class _Once(collections.abc.Iterator[Any]):
-    """A generator's replacement, which begins at the first `next`.
-
-    Args:
-        begin: callable, returns an iterator over the batches.
-    """
+    """A generator's replacement, which begins at the first `next`."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
@@ -112,12 +105,7 @@ class _Once(collections.abc.Iterator[Any]):
 
 
 class _KeptProgram:
-    """A program that this worker keeps between calls, with the graphs of its steps.
-
-    Args:
-        order: `orders.LoopOrder`.
-        session: `session.Session`.
-    """
+    """A program that this worker keeps between calls, with the graphs of its steps."""
 
     def __init__(self, order: orders.LoopOrder, session: Any) -> None:
         self.strategy = session.strategy
@@ -205,11 +193,8 @@ class LoopRun:
     """One `@nano` call in one worker.
 
     Args:
-        session: `session.Session`.
-        inbox: `worker.Inbox`.
-        number: int, of the call.
-        order: `orders.LoopOrder`.
-        blocks: list of `Block`, of the call.
+        number: of the order.
+        blocks: of the order.
     """
 
     written: messages.Written = ()  # see `messages.OrderDone`
@@ -277,6 +262,7 @@ class LoopRun:
     def _program(self) -> _KeptProgram:
         """Returns the program of this call, reusing an earlier call's if it is the same."""
         order, kept = self.order, self.session.programs
+        # Traced steps keep the state that was current when they were traced.
         key = order.shipment.key, repr((order.data, process_state.trace_key()))
         grown = order.shipment.grown
         before = kept.pop((grown.key, key[1]), None) if grown and key not in kept else None
@@ -317,7 +303,7 @@ class LoopRun:
         def look() -> None:
             nonlocal last, told
             rests, last = last, tally.progress()
-            if rests == last != told:
+            if rests == last != told:  # none since the last look, and not told yet
                 told = last
                 with contextlib.suppress(ChannelClosed):  # the inbox ends this process
                     tell(last)

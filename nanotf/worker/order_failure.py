@@ -13,11 +13,12 @@ from nanotf.wire import messages
 
 def order_failed(order: int, rank: int, error: BaseException) -> messages.OrderFailed:
     """Returns the message for a call that raised, with the exception if that can be pickled."""
+    # An error of nanotf's own, which AutoGraph has replaced, reaches the user as it is.
     before = autograph.before_conversion(error)
     error = before if isinstance(before, NanoError) else error
     try:
         pickled = pickling.dumps(error)
-        pickle.loads(pickled)
+        pickle.loads(pickled)  # some exceptions pickle, but do not unpickle
     except BaseException:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

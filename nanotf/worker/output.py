@@ -38,7 +38,7 @@ class _Warnings(logging.Handler):
     """Passes on nanotf's own warnings.
 
     Args:
-        file: text file.
+        file: a text stream.
     """
 
     def __init__(self, file: Any) -> None:
@@ -53,9 +53,8 @@ class _Logs(logging.Handler):
     """Passes on warnings of Keras's and TensorFlow's loggers.
 
     Args:
-        send: function of a message.
-        order: int, its number.
-        is_in_step: function, see `warning_parent`.
+        order: its number.
+        is_in_step: see `warning_parent`.
     """
 
     def __init__(
@@ -78,9 +77,8 @@ def warning_parent(session: Any, order: int, is_in_step: Callable[[], bool]) -> 
     """Passes on Python's warnings, and those of Keras's and TensorFlow's loggers, from rank 0.
 
     Args:
-        session: `session.Session`.
-        order: int, its number.
-        is_in_step: function, returns True while a model's step runs or is traced. The loop around
+        order: its number.
+        is_in_step: returns True while a model's step runs or is traced. The loop around
             it runs in the parent too, which gives that loop's warnings.
     """
     if session.rank != 0:
@@ -111,8 +109,8 @@ class _Relay(io.TextIOBase):
     """A text stream that passes on its text, line by line.
 
     Args:
-        send: callable of a str, called with `_order` held.
-        is_terminal: bool, returned by `isatty`, which progress bars call.
+        send: called with `_order` held.
+        is_terminal: returned by `isatty`, which progress bars call.
     """
 
     encoding = "utf-8"
@@ -214,12 +212,10 @@ def to_parent(
     """Returns a context in which the user sees rank 0's prints; others write to their logs.
 
     Args:
-        session: `session.Session`.
-        order: int, its number.
-        terminal: `Terminal`.
-        streams: sequence of str, Python's streams to relay; `tf.print` and nanotf's own warnings
+        order: its number.
+        streams: Python's streams to relay; `tf.print` and nanotf's own warnings
             are always relayed.
-        quiet: bool, whether rank 0 also writes only to its log. Functions traced in this context
+        quiet: whether rank 0 also writes only to its log. Functions traced in this context
             still print for the user in later calls.
     """
     if session.rank != 0:
@@ -242,8 +238,7 @@ def relayed(
     """Passes on this process's output in this context.
 
     Args:
-        send: callable of the stream's name, "stdout" or "stderr", and a text.
-        terminal: `Terminal`.
+        send: called with the stream's name, "stdout" or "stderr", and a text.
         streams: as in `to_parent`.
     """
     global _tensorflow_prints
@@ -256,6 +251,7 @@ def relayed(
     out = _Relay(functools.partial(send_in_order, "stdout"), terminal.is_terminal["stdout"])
     err = _Relay(functools.partial(send_in_order, "stderr"), terminal.is_terminal["stderr"])
     before = os.environ.get("COLUMNS")
+    # `shutil.get_terminal_size` returns it: progress bars get the width of the user's terminal.
     os.environ["COLUMNS"] = str(terminal.columns)
     prints: Any = contextlib.nullcontext()
     try:
@@ -268,7 +264,7 @@ def relayed(
                 own = _Warnings(err)
                 logger.addHandler(own)
                 redirected.callback(logger.removeHandler, own)
-            if pathlib.Path("/proc/self/fd").is_dir():
+            if pathlib.Path("/proc/self/fd").is_dir():  # has a name of the pipe for `tf.print`
                 if _tensorflow_prints is None:
                     _tensorflow_prints = TensorFlowPrints()
                 prints = _tensorflow_prints.relayed(functools.partial(send, "stderr"))

@@ -22,8 +22,7 @@ class PauseVote:
     """The steps of a `fit` after which ranks ask each other.
 
     Args:
-        exchange: `Exchange`.
-        is_asked: callable, returns True if the parent's message has come to this rank.
+        is_asked: returns True if the parent's message has come to this rank.
     """
 
     def __init__(self, exchange: Exchange, is_asked: Callable[[], bool]) -> None:
@@ -49,12 +48,13 @@ class PauseVote:
         """Returns True, on all ranks, if the parent's message has come to any.
 
         Args:
-            made: int, complete steps of the epoch, for which `is_due`.
+            made: complete steps of the epoch, for which `is_due`.
         """
         seconds = (time.monotonic() - self._since) / (made - self._last)
         fitting = min(int(SECONDS / max(seconds, 1e-6)), 2 * self._interval, MOST_STEPS)
         row = tf.constant([[float(self._is_asked()), float(max(1, fitting))]], tf.float64)
         ranks = self._exchange.gather_rows(row).numpy()
+        # All ranks take rank 0's: each has measured other seconds.
         self._interval = int(ranks[0, 1])
         self._last, self._since = made, time.monotonic()
         self._next = made + self._interval

@@ -25,7 +25,7 @@ def pin(cores: tuple[int, ...]) -> list[str]:
     """Restricts this process to `cores`, and renames it so that other pools avoid these cores.
 
     Returns:
-        list of str, warnings for the user.
+        Warnings for the user.
     """
     if not cores or not hasattr(os, "sched_setaffinity"):
         return []
@@ -49,7 +49,7 @@ def end_with_parent(parent: int) -> None:
     The inbox's thread also notices the parent's end, but not while other code holds the GIL.
 
     Args:
-        parent: int, the process id of the parent.
+        parent: its process id.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -72,6 +72,7 @@ def leave_interrupts_to_parent() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored already
         signal.signal(signal.SIGINT, lambda number, frame: None)
+        # A handler makes system calls of C code fail with EINTR, unless the kernel restarts them.
         signal.siginterrupt(signal.SIGINT, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

@@ -24,13 +24,10 @@ from nanotf.worker import process
 
 
 def run(fd: int, key: bytes, rank: int, cores: tuple[int, ...], numa_node: int | None) -> int:
-    """Reads batches until the parent exits or kills this process.
+    """Reads batches until the parent exits or kills this process; never returns.
 
     Args:
         fd, key, rank, cores, numa_node: as in `life.run`.
-
-    Returns:
-        int, the exit code.
     """
     process.write_log()
     process.write_stacks()
@@ -51,17 +48,11 @@ def run(fd: int, key: bytes, rank: int, cores: tuple[int, ...], numa_node: int |
 
 @dataclasses.dataclass
 class _Opened:
-    """A dataset in this process.
+    """A dataset in this process."""
 
-    Args:
-        dataset: the user's object, or the exception that its pickle raised.
-        held: list of `datasets.Held`, the generators that it holds.
-        seed: int, the call's seed.
-    """
-
-    dataset: Any
-    held: list[Any]
-    seed: int
+    dataset: Any  # the user's object, or the exception that its pickle raised
+    held: list[Any]  # of `datasets.Held`: the generators that the dataset holds
+    seed: int  # the call's
 
 
 @dataclasses.dataclass
@@ -71,7 +62,7 @@ class _Done:
     One is read again if training continues in the middle of an epoch, after a worker has died.
     """
 
-    moment: ReadMoment | None = None
+    moment: ReadMoment | None = None  # the present pass; None before the first
     indices: set[int] = dataclasses.field(default_factory=set)
 
     def add(self, moment: ReadMoment, index: int) -> bool:
@@ -163,7 +154,7 @@ def _seed(opened: _Opened, read: Read, is_new: bool) -> None:
     place = (opened.seed, read.dataset, read.moment.epoch, read.moment.turn, read.index)
     key = hashlib.sha256(repr(place).encode()).digest()
     random_states.seed(key)
-    eager_context.seed(int.from_bytes(key[:8], "big") >> 1, is_new)
+    eager_context.seed(int.from_bytes(key[:8], "big") >> 1, is_new)  # below 2**63
     for held in opened.held:
         held.seed(key)
 
@@ -173,7 +164,7 @@ def _failed(number: int, error: BaseException) -> BatchFailed:
 
     try:
         pickled = pickling.dumps(error)
-        pickle.loads(pickled)
+        pickle.loads(pickled)  # some exceptions pickle, but do not unpickle
     except Exception:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -207,10 +207,10 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
 
     Args:
         model: a built model.
-        stopwatch: `timing.Stopwatch`, which times its steps.
+        stopwatch: times its steps.
 
     Returns:
-        `RunAhead`, which tells its training how far it may run ahead.
+        The part that tells its training how far it may run ahead.
     """
     cls = type(model)
     ahead = RunAhead()
@@ -227,6 +227,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
         "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # do not compile the whole step
+    # Past the `__setattr__` of Keras and of the user's class.
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
     return ahead
 
@@ -246,7 +247,7 @@ def leave_unreset(model: Any, values: Mapping[int, Any]) -> None:
 
     Args:
         model: a model that `become_replica` has changed.
-        values: mapping of a place in `keras_names.metric_state` to the value there.
+        values: by place in `keras_names.metric_state`.
     """
     variables = keras_names.metric_state(model)
     type(model)._nanotf_unreset = [(variables[place], v) for place, v in values.items()]

@@ -53,8 +53,8 @@ class RunAhead:
         """Begins a `fit`.
 
         Args:
-            coming: `Coming` of its data, None if no batch comes whole.
-            refuse: callable of the error for a batch that cannot be used.
+            coming: that of its data; None if no batch comes whole.
+            refuse: called with the error for a batch that cannot be used.
         """
         self._coming, self._refuse = coming, refuse
         self._came_whole = False
@@ -64,8 +64,8 @@ class RunAhead:
         """Resets the counters at the beginning of an epoch.
 
         Args:
-            left: int, steps of this epoch, or None if no step may run ahead.
-            to_come: int, steps of all later epochs, or None likewise.
+            left: steps of this epoch; None if no step may run ahead.
+            to_come: steps of all later epochs; None likewise.
         """
         self._left, self._to_come = left, to_come
         self._until_look: int | None = None
@@ -79,7 +79,7 @@ class RunAhead:
         """Returns a function of an iterator that runs `count` steps, fewer if the data end.
 
         Args:
-            step: function of one batch, run in a graph.
+            step: takes one batch; runs in a graph.
         """
 
         # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
@@ -159,7 +159,7 @@ class RunAhead:
             self.count = int(made) + int(is_left)
             if self._coming is not None:
                 self._coming.pass_over(iterator, self.count)
-            if is_left:
+            if is_left:  # its last batch came whole, and needs the other graph
                 return of_kind(True, left_whole, left)
             if self.count:
                 self._came_whole = False
@@ -200,7 +200,7 @@ class RunAhead:
         if fitting < FEWEST_STEPS or not (self._is_ready or self._pays()):
             return 1
         most = self._left if self._until_look is None else min(self._left, self._until_look)
-        return min(fitting, MOST_STEPS, most + 1)
+        return min(fitting, MOST_STEPS, most + 1)  # `next_step` has counted the present step
 
     def _pays(self) -> bool:
         """Returns True if a graph of several steps is possible and saves more than it costs."""

@@ -45,10 +45,8 @@ class Session:
     """A worker's state between calls: its strategy, and the models that it has built.
 
     Args:
-        rank: int.
-        channel: `Channel` to the parent.
-        setup: `messages.Setup`.
-        fds: list of int, the descriptor of the group's memory if `setup` names a group, and then
+        channel: the one to the parent.
+        fds: the descriptor of the group's memory if `setup` names a group, and then
             its connections to other hosts.
     """
 
@@ -59,19 +57,19 @@ class Session:
         group = None
         if setup.group is not None:
             group = Group.attach(setup.group, rank, fds[0], setup.hosts, fds[1:])
-            os.close(fds[0])
+            os.close(fds[0])  # the group has mapped it
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         overrides.install(self.strategy)
         self.group = group
         self.stopwatch = timing.Stopwatch(rank, group)
-        self.reader: streams.StreamReader  # of the call that runs
-        self.watched: Callable[[], None] = lambda: None  # called by a `Watch` at every look
+        self.reader: streams.StreamReader  # of the order that runs
+        self.watched: Callable[[], None] = lambda: None  # called by a `StepWatch` at every look
         watch.Heartbeat(
             watch.beat_seconds(setup.stall_seconds),
             self.stopwatch.progress,
             lambda: self._tell(messages.Progress()),
         )
-        if group is None:
+        if group is None:  # TensorFlow's collectives wait forever; a group's have a deadline
             stopwatch = self.stopwatch
 
             def tell(began: int) -> None:
@@ -102,7 +100,7 @@ class Session:
         blocks: list[Block],
         reader: streams.StreamReader,
     ) -> None:
-        """Runs a call received by `inbox`, and reports its end."""
+        """Runs an order received by `inbox`, and reports its end."""
         self.stopwatch.begin()
         self.reader = reader
         failed, _ = self._failures()
@@ -217,24 +215,16 @@ class Session:
 
 @dataclasses.dataclass
 class KeptModel:
-    """A model in a worker, and how much of it is built.
-
-    Args:
-        model: the model.
-        numbered: list of the objects in the model; see `shipping.objects.heap`.
-        ahead: `RunAhead`, for its training steps.
-        update: `ShardedUpdate`, or None if this worker makes the whole update.
-        ledger: `Ledger` of the model's parts.
-    """
+    """A model in a worker, and how much of it is built."""
 
     model: Any
-    numbered: list[Any]
-    ahead: RunAhead
-    update: ShardedUpdate | None = None
+    numbered: list[Any]  # the objects in the model; see `shipping.objects.heap`
+    ahead: RunAhead  # for its training steps
+    update: ShardedUpdate | None = None  # None if this worker makes the whole update
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None
-    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)  # of the model's parts
 
 
 def _is_of_op(error: BaseException | None) -> bool:

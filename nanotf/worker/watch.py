@@ -23,9 +23,9 @@ class Heartbeat:
     """A worker's thread that reports progress.
 
     Args:
-        seconds: float, time between looks.
-        progress: callable, returns something that changes as the worker makes progress.
-        tell: callable, called when that value has changed.
+        seconds: the time between looks.
+        progress: returns something that changes as the worker makes progress.
+        tell: called when that value has changed.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class StepWatch:
     """A worker's thread that notices a step that does not end.
 
     Args:
-        seconds: float, how long a step may last.
-        step_since: callable, returns the time (`timing.now`) at which the current step began;
+        seconds: how long a step may last.
+        step_since: returns the time (`timing.now`) at which the current step began;
             None between steps.
-        tell: callable of that time, called at every look while a step lasts longer than `seconds`.
-        look: callable, called at every look.
+        tell: called with that time, at every look while a step lasts longer than `seconds`.
+        look: called at every look.
     """
 
     def __init__(

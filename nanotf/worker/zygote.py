@@ -39,8 +39,8 @@ class _Zygote:
     """The loop that forks workers and reports how they ended.
 
     Args:
-        channel: `Channel` to the parent.
-        parent: int, the parent's process id.
+        channel: the one to the parent.
+        parent: the parent's process id.
     """
 
     def __init__(self, channel: Channel, parent: int) -> None:
@@ -60,7 +60,7 @@ class _Zygote:
         """Forks as often as the parent asks; returns only in the forks.
 
         Returns:
-            A tuple of the order and the descriptor of the worker's socket.
+            The order and the descriptor of the worker's socket.
 
         Raises:
             ChannelClosed: The parent needs no more workers.
@@ -131,11 +131,12 @@ def main(arguments: list[str]) -> int:
     """Forks workers until the parent exits. The arguments are FD, PARENT and "imports" or "".
 
     Returns:
-        int, the exit code, of a worker in the forks.
+        In the forks, the exit code of a worker. The zygote itself exits here.
     """
     fd, parent, imports = arguments
     process.leave_interrupts_to_parent()
     process.write_log()
+    # Not to the pipe's end: a fork of the parent may hold the other end open.
     key = sys.stdin.buffer.read(KEY_NBYTES)
     sys.stdin.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])

@@ -13,7 +13,7 @@
 Each host has one listener, on one address. Every connection proves the run's secret first, see
 `secret` and `wire.network`.
 
-- `words.py`: the messages between the first host and the others.
+- `agent_messages.py`: the messages between the first host and the others.
 - `members.py`, `bridge.py`, `crew.py`: the first host's side.
 - `agent.py`, `lending.py`: the other hosts' side.
 """

@@ -29,11 +29,10 @@ class Agent:
     """This host's part in a run whose script runs elsewhere.
 
     Args:
-        cluster: `Cluster`.
-        workers: int, how many workers it lends; 0 to only wait for the end of the run.
-        secret: bytes, the run's.
-        address: str, the address at which the other hosts reach this one.
-        first: tuple of str and int, the address and port of the first host.
+        workers: how many workers it lends; 0 to only wait for the end of the run.
+        secret: the run's.
+        address: the one at which the other hosts reach this one.
+        first: the address and port of the first host.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Agent:
         """Lends workers until the script ends.
 
         Returns:
-            int, the script's exit code.
+            The script's exit code, or `LOST_CODE` if the connection ended before the script.
 
         Raises:
             NanoError: The first host did not answer, or refused this one.
@@ -155,6 +154,7 @@ class Agent:
         elif isinstance(message, agent_messages.Ask):
             self._answer(message)
         elif isinstance(message, agent_messages.Fill):
+            # Also for an ended pool: the bytes are in the stream.
             content = np.empty(message.nbytes, np.uint8)
             self._channel.receive_into(content.data)
             self._with(message.pool, lambda lending: lending.fill(message, content))

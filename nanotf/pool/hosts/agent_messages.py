@@ -31,21 +31,13 @@ BEAT_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Join(Message):
-    """Agent -> first host.
+    """Agent -> first host."""
 
-    Args:
-        host: int, its index among the hosts.
-        versions: tuple of (package, version), which must be equal on all hosts.
-        lends: bool, whether it has workers to lend; otherwise it only waits for the end.
-        workers: int, how many it lends.
-        address: tuple of str and int, its listener.
-    """
-
-    host: int
-    versions: tuple[tuple[str, str], ...]
-    lends: bool
-    workers: int
-    address: tuple[str, int]
+    host: int  # its index among the hosts
+    versions: tuple[tuple[str, str], ...]  # (package, version), which must be equal on all hosts
+    lends: bool  # if False, it only waits for the end of the run
+    workers: int  # how many it lends
+    address: tuple[str, int]  # of its listener; ("", 0) if it lends nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,25 +54,15 @@ class Refused(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Lend(Message):
-    """First host -> agent: start workers for a pool.
+    """First host -> agent: start workers for a pool."""
 
-    Args:
-        pool: int, its number; a host has at most one pool at a time.
-        hosts: `HostsSpec`, seen from the agent's host.
-        addresses: tuple of (str, int) by host, the listeners of the hosts.
-        cores_per_process: int or None.
-        key: bytes, the pool's secret key.
-        environ: dict, variables that the workers take over from the first host.
-        stall_seconds: float, the deadline of the host's own group.
-    """
-
-    pool: int
-    hosts: HostsSpec
-    addresses: tuple[tuple[str, int], ...]
-    cores_per_process: int | None
-    key: bytes
-    environ: dict[str, str]
-    stall_seconds: float
+    pool: int  # its number; a host has at most one pool at a time
+    hosts: HostsSpec  # seen from the agent's host
+    addresses: tuple[tuple[str, int], ...]  # of the listeners, by host
+    cores_per_process: int | None  # None for equal shares of the host
+    key: bytes  # the pool's secret key
+    environ: dict[str, str]  # variables that the workers take over from the first host
+    stall_seconds: float  # the deadline of the host's own group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +116,7 @@ class FromWorker(Message):
 
     pool: int
     rank: int
-    body: bytes
+    body: bytes  # the pickled message; empty when the worker has closed its channel
     written: tuple[tuple[Key, int, int], ...] = ()
     block: int | None = None
 
@@ -161,7 +143,7 @@ class Tell(Message):
 class Ask(Message):
     """First host -> agent: a question, "clock", "stack" or "log_tail"; the last two of a worker."""
 
-    number: int
+    number: int  # the answer repeats it
     question: str
     pool: int = -1
     rank: int = -1

@@ -28,9 +28,7 @@ class HostProcess:
     """A worker's process on another host, with the methods of `subprocess.Popen` that a pool needs.
 
     Args:
-        member: `Member`.
-        pool: int, the number of its pool.
-        rank: int.
+        pool: its pool's number.
 
     Attributes:
         pid: int, once it runs.
@@ -106,10 +104,9 @@ class Bridge:
     """The connection to a pool's workers on one other host.
 
     Args:
-        member: `Member`.
-        pool: int, the pool's number.
-        ranks: sequence of int.
-        key: bytes, the pool's secret key.
+        pool: the pool's number.
+        ranks: of the workers there.
+        key: the pool's secret key.
 
     Attributes:
         channels: dict of `Channel` by rank, the pool's ends.
@@ -140,12 +137,12 @@ class Bridge:
     def _down(self, rank: int, end: Channel, key: bytes, forwards: bool) -> None:
         try:
             end.show_key_first(key)
-            self._in_thread(self._up, rank, end)
+            self._in_thread(self._up, rank, end)  # no earlier: the pool expects the key first
             while True:
                 message = end.receive()
                 if forwards:
                     self._forward(message, end)
-                else:
+                else:  # the descriptors must come off the stream, too
                     for fd in end.receive_fds(descriptors_of(message)):
                         os.close(fd)
         except (EOFError, OSError):
@@ -157,6 +154,7 @@ class Bridge:
             self._said[rank].put(Said())  # ends `_up`
 
     def _forward(self, message: Any, end: Channel) -> None:
+        # The host handles these in sequence: the data are there before the message.
         new, pieces = self._originals.note(message, end)
         if new:
             self._member.send(agent_messages.Create(self.pool, tuple(new)))

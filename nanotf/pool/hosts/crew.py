@@ -30,9 +30,8 @@ class HostsCrew:
     """Workers on the hosts of a run.
 
     Args:
-        plan: `plans.HostsPlan`.
-        transport: str, "shm".
-        key: bytes, the pool's secret key.
+        transport: "shm", within each host.
+        key: the pool's secret key.
 
     Raises:
         PlacementError: This host has too few cores.
@@ -73,8 +72,8 @@ class HostsCrew:
             NanoError: A host could not start its workers, or is gone.
         """
         bridges = [self._lend(index, member) for index, member in enumerate(self._others, 1)]
-        self._connect()
-        self._local.start()
+        self._connect()  # hosts wait for this connection before they start their workers
+        self._local.start()  # meanwhile the others start theirs
         for member, bridge in zip(self._others, bridges, strict=True):
             lent = member.lent(self._pool, START_SECONDS)
             bridge.ahead = _ahead(member)
@@ -144,8 +143,8 @@ def counts_of(size: int, workers: Sequence[int]) -> list[int]:
     each in turn.
 
     Args:
-        size: int, number of the pool's workers.
-        workers: sequence of int, the number that each host lends, at least 1 on the first.
+        size: number of the pool's workers.
+        workers: the number that each host lends, at least 1 on the first.
 
     Example:
         >>> counts_of(6, [4, 4]), counts_of(9, [4, 2])

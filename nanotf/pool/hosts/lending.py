@@ -31,11 +31,10 @@ class Lending:
     """A pool's workers on this host.
 
     Args:
-        order: `words.Lend`.
-        secret: bytes, the run's.
-        accepted: callable of a pool, a host's index, its name and a deadline. Returns the
-            descriptor of the connection that that host has opened for the pool's collectives.
-        tell: callable of a message and bytes. Sends them to the first host.
+        secret: the run's.
+        accepted: takes a pool, a host's index, its name and a deadline. Returns the descriptor of
+            the connection that this host has opened for the pool's collectives.
+        tell: sends a message, and bytes that follow it, to the first host.
 
     Raises:
         NanoError: This host has too few cores, or another host cannot be reached.
@@ -55,7 +54,7 @@ class Lending:
         self._outboxes: list[Outbox] = []
         self._readers: list[threading.Thread] = []
         self._reported: set[int] = set()
-        self._lock = threading.Lock()  # guards `_reported`
+        self._lock = threading.Lock()  # guards `_reported`: readers, `poll` and `close` report ends
         plan = neighbours.plan(len(ranks), order.cores_per_process)
         placements = tuple(
             dataclasses.replace(place, rank=rank)
@@ -134,6 +133,7 @@ class Lending:
     def _set_up(self, setup: messages.Setup) -> None:
         setup = dataclasses.replace(setup, group=self._group.spec, hosts=self._order.hosts)
         for outbox in self._outboxes:
+            # All go to the first worker, which leads its host.
             connections, self._connections = self._connections, []
             own = dataclasses.replace(setup, connections=len(connections))
             outbox.put(Parcel(packed(own), [self._group.fd, *connections], 1))

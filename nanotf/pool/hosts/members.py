@@ -23,7 +23,7 @@ from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
 
 JOIN_VARIABLE = "NANOTF_JOIN_SECONDS"
-_REFUSED_KEPT = 20  # different reasons
+_REFUSED_KEPT = 20  # different reasons; anyone who reaches the port can add some
 JOIN_SECONDS = 300.0  # container images and queues start hosts minutes apart
 
 
@@ -55,9 +55,7 @@ class Member:
     """Another host that has joined.
 
     Args:
-        name: str, its name.
-        join: `words.Join`.
-        channel: `Channel`, owned from now on.
+        channel: owned from now on.
 
     Attributes:
         lost: str, why it is gone; empty while it is connected.
@@ -153,8 +151,8 @@ class Member:
         elif isinstance(message, (agent_messages.Lent, agent_messages.NotLent)):
             self._replies.put(message)
         elif isinstance(message, agent_messages.FromWorker):
-            said = self._contents(message)
-            listener = self._listener
+            said = self._contents(message)  # also those that nobody takes: they are in the stream
+            listener = self._listener  # read once: another thread may clear it
             if listener is not None and listener.pool == message.pool:
                 listener.said(message.rank, said)
         elif isinstance(message, agent_messages.WorkerEnded):
@@ -184,11 +182,9 @@ class Hosts:
     """All hosts of this run, on the first one. Creating this object opens the listener.
 
     Args:
-        cluster: `Cluster`.
-        workers: int, the number of workers on this host.
-        secret: bytes, the run's.
-        address: str, the address to listen on.
-        port: int.
+        workers: the number of workers on this host.
+        secret: the run's.
+        address: the one to listen on.
 
     Raises:
         OSError: The port is taken, or the address is not this host's.

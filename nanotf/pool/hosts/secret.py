@@ -26,9 +26,6 @@ _SHORTEST = 8  # characters of NANOTF_SECRET
 def secret_of(environ: Mapping[str, str]) -> bytes:
     """Returns the secret of this run.
 
-    Args:
-        environ: mapping, environment variables.
-
     Raises:
         NanoError: NANOTF_SECRET is too short, or the file with the secret cannot be used.
     """
@@ -40,6 +37,7 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
                 f"{len(given)}. Make one: `export {SECRET_VARIABLE}=$(openssl rand -hex 16)`, and "
                 "set it to the same value on all hosts."
             )
+        # The inverse of how Python decodes variables: bytes that are not UTF-8 work, too.
         return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
     arn = environ.get("TRAINING_JOB_ARN")
     if arn:

@@ -26,9 +26,8 @@ class RayProcess:
 
     Args:
         ray: the module.
-        session: str, see `cluster.session`.
+        session: see `ray_cluster.session`.
         relay: the handle of its `Relay`.
-        pid: int.
 
     Attributes:
         returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker lost with its actor.
@@ -40,6 +39,7 @@ class RayProcess:
         self.pid = pid
         self.returncode: int | None = None
         self.lost = ""
+        # One call for the process's whole life; `_look` waits for its result.
         self._end = relay.wait.options(concurrency_group="life").remote()
 
     def poll(self) -> int | None:
@@ -103,11 +103,7 @@ class RayWorker(Worker):
     """A worker on this process's node, started by a relay, whose channel and log are here.
 
     Args:
-        placement: `topology.Placement`.
-        process: `RayProcess`.
-        channel: `Channel`.
-        log: `WorkerLog`.
-        host: str, the address of its node.
+        host: the address of its node.
     """
 
     process: RayProcess

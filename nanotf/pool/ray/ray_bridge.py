@@ -32,7 +32,7 @@ class Payloads:
 
     Args:
         ray: the module.
-        readers: int, number of bridges.
+        readers: number of bridges.
     """
 
     def __init__(self, ray: Any, readers: int) -> None:
@@ -46,10 +46,8 @@ class Payloads:
         """Returns the content of part of a block, or a reference to it in the object store.
 
         Args:
-            number: int, the number of its message; all bridges count messages alike.
-            piece: int, the index of the part among the message's parts.
-            block: `Block`.
-            offset, nbytes: int.
+            number: of its message; all bridges count messages alike.
+            piece: the index of the part among the message's parts.
         """
         if nbytes <= INLINE_NBYTES:
             return read(block, offset, nbytes)
@@ -79,9 +77,8 @@ class RayBridge:
     Args:
         ray: the module.
         relay: the handle of its `Relay`.
-        key: bytes, the pool's secret key.
-        payloads: `Payloads`.
-        ahead: int, nanoseconds, the parent's clock minus the relay's.
+        key: the pool's secret key.
+        ahead: nanoseconds, the parent's clock minus the relay's.
 
     Attributes:
         channel: `Channel`, the pool's end.

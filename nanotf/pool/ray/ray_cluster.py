@@ -97,9 +97,9 @@ def share(cpus: Sequence[int], size: int, wanted: int | None) -> int:
     """Returns the number of Ray's CPUs that each worker gets.
 
     Args:
-        cpus: sequence of int, CPUs of each node that may have workers.
-        size: int, number of workers.
-        wanted: int, or None for the largest equal shares.
+        cpus: of each node that may have workers.
+        size: number of workers.
+        wanted: the number that each worker must get; None for the largest equal shares.
 
     Raises:
         PlacementError: There are too few CPUs.

@@ -38,20 +38,13 @@ LIMITS = ("OMP_NUM_THREADS", "NANOTF_ENV")
 
 @dataclasses.dataclass(frozen=True)
 class _Post:
-    """The place of a worker.
+    """The place of a worker."""
 
-    Args:
-        relay: the handle of its `Relay`.
-        node: str, the node's id.
-        address: str, the node's address.
-        placement: `topology.Placement`.
-        token: bytes, identifies the channel that the relay hands to the parent.
-    """
-
-    relay: Any
-    node: str
-    address: str
+    relay: Any  # the handle of its `Relay`
+    node: str  # the node's id
+    address: str  # the node's
     placement: topology.Placement
+    # Identifies the channel that the relay hands to the parent.
     token: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(HANDOVER_BYTES))
 
 
@@ -59,10 +52,9 @@ class RayCrew:
     """Starts a pool's workers through Ray.
 
     Args:
-        plan: `plans.RayPlan`.
-        transport: str. With "shm" all workers are on this process's node. With "grpc" Ray packs
+        transport: with "shm" all workers are on this process's node. With "grpc" Ray packs
             them on as few nodes as it can.
-        key: bytes, the pool's secret key.
+        key: the pool's secret key.
     """
 
     hosts = None  # with "grpc" TensorFlow connects the nodes
@@ -158,7 +150,7 @@ class RayCrew:
         ray, size = self._ray, self._plan.size
         from ray.util import scheduling_strategies as strategies
 
-        if self._transport == "shm":
+        if self._transport == "shm":  # not soft: workers share this node's memory
             there: list[Any] = [strategies.NodeAffinitySchedulingStrategy(home, soft=False)] * size
         else:
             self._group = ray.util.placement_group([{"CPU": share}] * size, strategy="PACK")

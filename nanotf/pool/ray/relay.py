@@ -1,6 +1,6 @@
 """The actor: starts a worker on its node, and connects it to the parent if that is elsewhere.
 
-Importing this module needs neither Ray nor TensorFlow; `crew` makes an actor of `Relay`. Its
+Importing this module needs neither Ray nor TensorFlow; `ray_crew` makes an actor of `Relay`. Its
 methods run in separate threads, one for each of `CONCURRENCY_GROUPS`.
 """
 
@@ -35,15 +35,10 @@ RAYS_OWN = ("RAY_", "SPT_NOENV", "PYTHONBREAKPOINT")
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """A relay's message when its worker runs.
+    """A relay's message when its worker runs."""
 
-    Args:
-        pid: int, the worker's.
-        direct: bool, whether the parent has its channel.
-    """
-
-    pid: int
-    direct: bool
+    pid: int  # the worker's
+    direct: bool  # True if the parent has the worker's channel itself
 
 
 class Relay:
@@ -71,9 +66,9 @@ class Relay:
         """Plans the cores of all workers on this node.
 
         Args:
-            count: int, the number of workers on this node.
-            cores_per_process: int or None for equal shares.
-            part: float, the part of the node's CPUs that Ray gave to all of them.
+            count: the number of workers on this node.
+            cores_per_process: None for equal shares.
+            part: the part of the node's CPUs that Ray gave to all of them.
             limits: environment variables of the parent that limit the cores; empty if the parent
                 is on another node.
 
@@ -100,10 +95,9 @@ class Relay:
 
         Args:
             placement: its rank and cores.
-            key: bytes, the pool's secret key.
-            transport: str.
+            key: the pool's secret key.
             environ: variables that it takes over from the parent; all others are the node's.
-            directory: str, the parent's working directory.
+            directory: the parent's working directory.
             handover: if the parent is on this node: the name of a Unix socket on which it waits
                 for the channel, and the token to send there. Else None.
         """
@@ -136,9 +130,9 @@ class Relay:
         """Takes a message from the parent, or a part of the data that precede it.
 
         Args:
-            body: bytes, the pickled message; empty if more data follow first.
-            new: sequence of (key, size in bytes), blocks to create.
-            places: sequence of (key, offset), the destinations of the data.
+            body: the pickled message; empty if more data follow first.
+            new: (key, size in bytes) of blocks to create.
+            places: (key, offset), the destinations of the data.
             *data: bytes or arrays of bytes.
         """
         self._twins.create(new)
@@ -166,10 +160,10 @@ class Relay:
         """Waits for messages of the worker.
 
         Args:
-            seconds: float, the longest time to wait.
+            seconds: the longest time to wait.
 
         Returns:
-            A tuple of the messages since the last call, maybe none, and whether a signal has
+            The messages since the last call, maybe none, and whether a signal has
             stopped the worker.
         """
         self.worker.trim_log()
