@@ -108,11 +108,12 @@ def root_in(module: types.ModuleType, seen: set[str]) -> str | None:
     """Returns the name of a module's root: an object with variables or data, not to be duplicated.
 
     Args:
-        module: a module; only a user's module is searched.
-        seen: set of str, the modules that have none; gets those that this one leads to.
+        module: only a user's module is searched.
+        seen: names of the modules that have none; gets those that this one leads to.
 
     Returns:
-        str or None: a global of the module, or of a module that it imports something from.
+        A global of the module, or of a module that it imports something from; None if there is no
+        root.
     """
     values = _globals_of(module)
     module_name = values["__name__"]
