@@ -40,6 +40,7 @@ class Block:
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = self.size_for(nbytes)
         self.fd = anonymous_file(self.nbytes, fixed=True) if fd is None else fd
+        # Also closes the descriptor of a block that is dropped.
         self._closer = weakref.finalize(self, os.close, self.fd)
         try:
             self._map = mmap.mmap(self.fd, self.nbytes)

@@ -34,13 +34,13 @@ def packed(message: Message) -> bytes:
 
 
 class Channel:
-    """One end of the connection between the parent and a worker.
+    """One end of a connection, most often between the parent and a worker.
 
     Any thread may send; one thread receives.
 
     Args:
-        sock: of family AF_UNIX, or AF_INET if no descriptors are sent; the channel owns it from now
-            on.
+        sock: of family AF_UNIX, or of AF_INET between hosts, where no descriptor can be sent. The
+            channel owns it from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -89,7 +89,11 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def send_with(self, message: Message, *contents: Any) -> None:
-        """Sends a message and then arrays of bytes, which are not copied. Raises as `send`."""
+        """Sends a message and then arrays of bytes, which are not copied.
+
+        Raises:
+            ChannelClosed: The other end is closed, or has not read within the time of `limit`.
+        """
         data = packed(message)
         try:
             with self._send_lock:
@@ -106,7 +110,7 @@ class Channel:
             target: a writable array of bytes, of the size that the message gives.
 
         Raises:
-            ChannelClosed: The other end is closed.
+            ChannelClosed: The other end is closed, or has not written within the time of `limit`.
         """
         try:
             self._connection.recv_bytes_into(memoryview(target))

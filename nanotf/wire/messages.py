@@ -12,7 +12,7 @@ The life of a pool, from top to bottom:
       |  <- Hello (pid, cores, port)             |   pinned; TensorFlow has run nothing yet
       |  Setup (paths, cluster or group) ->      |   imports TensorFlow, makes its strategy
       |  <- Ready | SetupFailed                  |
-      |  Order (a model, data, arguments) ->     |   again and again, until `Stop`
+      |  Order (a model, data, arguments) ->     |   for each call, one after another
       |  <- OpenStream, SlotRead, CloseStream    |   every rank, if the parent reads the data
       |  Batch, EndOfStream ->                   |
       |  <- DataFailed                           |   rank 0: data that workers read are unusable
@@ -25,7 +25,7 @@ The life of a pool, from top to bottom:
       |  <- Outputs                              |   every rank, in predict
       |  <- Summary, Printed, Warned, Logged     |   rank 0: what its code has written
       |  <- Saved, Restored, Returned            |   rank 0, in a @nano function
-      |  <- Wrote, then Wrote ->                 |   rank 0 in such a function; all ranks get it
+      |  <- Wrote; Wrote ->                      |   rank 0 in such a function; then every rank
       |  <- Reached                              |   every rank in such a function, with "grpc"
       |  <- OrderDone | OrderFailed              |   every rank
       |  Stop ->                                 |
@@ -44,9 +44,8 @@ from nanotf.wire.failures import Failure
 from nanotf.wire.parts import Part
 
 Logs = dict[str, Any]
-Written = tuple[
-    tuple[int, int, int], ...
-]  # the block's index in the call, offset and size in bytes
+# The block's index in the call, offset and size in bytes.
+Written = tuple[tuple[int, int, int], ...]
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:

@@ -313,7 +313,8 @@ class Reading:
 class CallTimes:
     """The times that the parent records for one call, in the order in which they occur."""
 
-    began: int = dataclasses.field(default_factory=lambda: now())  # its arguments were valid
+    # When its arguments were valid. A lambda, since tests replace `now`.
+    began: int = dataclasses.field(default_factory=lambda: now())
     prepared: int = 0  # model and data were checked and described
     lent: int = 0  # a pool was available
     written: int = 0  # the call's blocks were filled; `on_train_begin` was called

@@ -229,7 +229,7 @@ class BatchMemory:
             self._free.remove(number)
             packer.write(self._blocks[number])
             return number, None
-        block = Block(-(-packer.nbytes // 4096) * 4096)
+        block = Block(-(-packer.nbytes // 4096) * 4096)  # whole pages, which it takes anyway
         packer.write(block)
         if self._free:  # too small
             number = self._free.pop()

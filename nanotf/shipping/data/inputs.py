@@ -2,10 +2,10 @@
 
 Arrays lie once in shared memory; a worker picks its rows of each batch by index. Everything
 else (`tf.data.Dataset`, `PyDataset`, generators) is read once, in the parent, and handed out
-through a ring of slots (`streams`). So order, randomness and work are the same as in a single
-process.
+through a ring of slots (`streams`), unless workers run a `tf.data.Dataset` themselves
+(`pipelines`). So order, randomness and work are the same as in a single process.
 
-In a worker both become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
+In a worker all become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
 shape (n, 0) whose shape tells how many rows the batch has. If a short batch has no row for a
 worker, it gets a padding row; see `region.rows.Division`.
 
@@ -201,6 +201,7 @@ class ArrayInput:
         """
         tf = require_tensorflow()
         arrays = [_Rows(array) for array in given]
+        # Known to the graph if all batches have as many, the last one included.
         rows: Any = None if self.rows % self.batch_size else self.batch_size
 
         @tf.autograph.experimental.do_not_convert

@@ -133,7 +133,7 @@ class OutputWriter:
         block = Block(packing.nbytes)
         packing.write(block)
         self._send(self._structure, self._steps, tuple(packing.refs), block)
-        block.close_fd()
+        block.close_fd()  # the parent has its own
         self._arrays, self._steps = [], 0
 
 
@@ -216,6 +216,7 @@ class OutputReader:
             rows = [output for batch in batches for output in batch]
             if len({output.shape[1:] for output in rows}) == 1:
                 return np.concatenate(rows)
+            # Their other dimensions differ: Keras makes a ragged tensor.
             return keras_names.join_batches([tf.constant(np.concatenate(b)) for b in batches])
         if kind == "sparse":
             joined = [tf.sparse.concat(axis=0, sp_inputs=batch) for batch in batches]

@@ -1,7 +1,7 @@
 """Batches that are read in the parent and handed out through shared memory.
 
     parent                                        worker, every rank
-      runs Keras's loop over the user's data        `StreamInput.datasets`
+      runs Keras's loop over the user's data        `StreamInput.dataset`
       copies each batch into a free slot            copies its rows out of the slot
       Batch(slot) to all          ------------->
                                   <-------------    SlotRead(slot)
@@ -266,7 +266,7 @@ class StreamReader:
                 yield arrays, message.rows
                 if not copies:  # only now may the parent write over the slot
                     self._channel.send(read)
-        finally:
+        finally:  # also of an iterator that is dropped before its end
             self._channel.send(messages.CloseStream(self._order, stream, turn))
 
     def end(self) -> None:
@@ -556,6 +556,7 @@ class StreamWriter:
             if empty and not self._is_open:
                 self._turn += 1  # workers wait for a batch, but the data have ended
                 self._is_open = True
+            # The next epoch of training may read an iterator that Keras keeps further.
             if not self._trains or not self._data.keeps(self._iterator):
                 self._end_turn()
         return True
@@ -600,6 +601,7 @@ class StreamWriter:
         new_block = None
         if self._block is None or packing.nbytes > self._slot_nbytes:
             # Slots in the old ring stay valid: workers hold its block until they have read them.
+            # Whole pages, so that arrays of every slot are aligned as in a block of their own.
             self._slot_nbytes = -(-packing.nbytes // 4096) * 4096
             new_block = self._block = Block(SLOTS * self._slot_nbytes)
         start = self._slot * self._slot_nbytes

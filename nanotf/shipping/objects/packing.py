@@ -18,7 +18,7 @@ class Pickled:
     buffers: tuple[tuple[int, int], ...]  # offset and size in bytes of each array in the block
 
     def arrays(self, block: Block) -> list[bytearray]:
-        """Returns the buffers, copied out of the block."""
+        """Returns the buffers, copied out of the block; arrays over them are writable."""
         return [
             bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
         ]

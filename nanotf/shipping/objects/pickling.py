@@ -149,6 +149,7 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _by_name_or_value(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         is_code = isinstance(obj, (type, types.FunctionType))
+        # Code by name: refused here, before work starts, if a worker could not find its module.
         if reduced is NotImplemented and is_code and obj.__module__:
             user_modules.check_importable(obj.__module__)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
