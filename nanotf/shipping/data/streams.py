@@ -462,8 +462,8 @@ class StreamWriter:
 
     def finish(self) -> None:
         """Ends the turn and the thread; called when the workers need nothing more."""
-        with self._changed:
-            self._end_turn()
+        with self._changed:  # an RLock, which `cancel` takes again
+            self._end_turn()  # before `cancel`: a writer that is stopped sends nothing
             self.cancel()
 
     def end_in_failure(self) -> None:
@@ -556,7 +556,7 @@ class StreamWriter:
             if empty and not self._is_open:
                 self._turn += 1  # workers wait for a batch, but the data have ended
                 self._is_open = True
-            # The next epoch of training may read an iterator that Keras keeps further.
+            # The next epoch of training may continue with an iterator that Keras keeps.
             if not self._trains or not self._data.keeps(self._iterator):
                 self._end_turn()
         return True

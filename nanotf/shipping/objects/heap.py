@@ -419,7 +419,7 @@ class Unpickler(pickle.Unpickler):
             kind, number = pid
             return self._known[kind][number]
         number, maker = pid
-        if number not in self._made:
+        if number not in self._made:  # a maker may come several times, see `HeapPickler`
             self._made[number] = self.make(maker)
             self._makers.append(maker)
         return self._made[number]

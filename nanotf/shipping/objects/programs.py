@@ -225,7 +225,7 @@ class Manifest:
         collector = _Collector(self, io.BytesIO(), buffer_callback=lambda _: False)
         with pickling.naming(f"The function {title}"):
             pickling.dump(collector, self._function)
-        for name, value in self._call.arguments.items():
+        for name, value in self._call.arguments.items():  # one by one, so that an error names it
             with pickling.naming(f"The argument `{name}` of {title}"):
                 pickling.dump(collector, value)
         return collector.numbered

@@ -56,6 +56,7 @@ class ModulesByValue:
 
     def take(self, module: types.ModuleType) -> None:
         """Makes a module's definitions be sent by value, if they are not already."""
+        # cloudpickle sends the code of `__main__` by value anyway.
         if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
             cloudpickle.register_pickle_by_value(module)
             self._taken.append(module)
