@@ -36,17 +36,11 @@ class _Variable:
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout:
-    """The place of each variable in the state block.
+    """The place of each variable in the state block."""
 
-    Args:
-        variables: tuple of `_Variable`, in the order of the list given to `of`.
-        values_nbytes: int, size of one set of values.
-        size: int, number of workers.
-    """
-
-    variables: tuple[_Variable, ...]
-    values_nbytes: int
-    size: int
+    variables: tuple[_Variable, ...]  # in the order of the list given to `of`
+    values_nbytes: int  # size of one set of values
+    size: int  # number of workers
 
     @classmethod
     def of(cls, variables: Sequence[Any], size: int) -> StateLayout:
@@ -95,29 +89,24 @@ class _Spec:
 
 @dataclasses.dataclass(frozen=True)
 class VectorPart:
-    """A variable that holds a part of others, seen as one vector.
+    """A variable that holds a part of others, seen as one vector."""
 
-    Args:
-        variable: `tf.Variable`, whose elements in order are the part.
-        places: tuple of int, the places of the other variables in the layout.
-        bounds: the part's first element in that vector, and the element after its last.
-        only: bool, True if no other variable of this process holds these elements.
-    """
-
-    variable: Any
-    places: tuple[int, ...]
-    bounds: tuple[int, int]
-    only: bool
+    variable: Any  # `tf.Variable`, whose elements in order are the part
+    places: tuple[int, ...]  # the places of the other variables in the layout
+    bounds: tuple[int, int]  # the part's first element in that vector, and the one after its last
+    only: bool  # whether no other variable of this process holds these elements
 
 
 class SharedVariables:
     """Variables on one side, the block on the other.
 
     Args:
-        layout: `StateLayout`.
-        block: `Block` of `layout.nbytes` bytes.
-        variables: sequence of `tf.Variable` in the layout's order.
-        parts: sequence of `VectorPart`; this process leaves out variables that it holds only there.
+        block: of `StateLayout.nbytes` bytes.
+        variables: `tf.Variable`s in the layout's order.
+        parts: this process leaves out variables that it holds only there.
+
+    Raises:
+        ModelError: The variables are not those of the layout.
     """
 
     def __init__(
@@ -221,6 +210,7 @@ class SharedVariables:
     def _changed(self, turn: int) -> Iterator[tuple[int, Any]]:
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
+            # By bits: a NaN equals itself, and -0.0 differs from 0.0.
             if not np.array_equal(_bits(_array(variable)), _bits(values[place])):
                 yield place, variable
 

@@ -50,13 +50,9 @@ def _writer_class() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class WriterMaker:
-    """Maker of a worker's writer.
+    """Maker of a worker's writer."""
 
-    Args:
-        number: int, of the parent's writer among the objects of the program.
-    """
-
-    number: int
+    number: int  # of the parent's writer among the objects of the program
 
     def make(self) -> Any:
         return _writer_class()(self.number)
@@ -71,19 +67,12 @@ def is_writer_class(cls: Any) -> bool:
 # ----------------------------------------------------------------------------------- a worker
 @dataclasses.dataclass(frozen=True)
 class Sender:
-    """Destination of a worker's summaries.
+    """Destination of a worker's summaries."""
 
-    Args:
-        order: int.
-        tell: function of a message, sends it if this is rank 0.
-        kind: function, returns what the model does now: "train", "test", "predict"; or "".
-        counters: sequence of variables that steps and conditions of the parent's may depend on.
-    """
-
-    order: int
-    tell: Callable[[messages.Message], None]
-    kind: Callable[[], str] = str
-    counters: Sequence[Any] = ()
+    order: int  # its number
+    tell: Callable[[messages.Message], None]  # sends a message if this is rank 0
+    kind: Callable[[], str] = str  # what the model does now: "train", "test", "predict"; or ""
+    counters: Sequence[Any] = ()  # variables that the parent's steps and conditions may depend on
 
     def send(self, number: int, step: Any, count: int, *values: Any) -> bool:
         """Sends one summary; `values` are the operation's other inputs and the counters."""
@@ -122,8 +111,7 @@ def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
     """Sends the summaries of code in this context.
 
     Args:
-        sender: `Sender`.
-        with_default: bool, whether the parent has a default writer.
+        with_default: whether the parent has a default writer.
     """
     global _sender
     from nanotf.compat import summary_state
@@ -155,10 +143,9 @@ def write(
     """Writes a worker's summary.
 
     Args:
-        message: `messages.Summary`.
-        numbered: sequence of the program's objects.
-        states: dict of str to `WriterState`, by `message.kind`, which this call fills.
-        counters: sequence of the parent's variables, as those of `Sender`.
+        numbered: the program's objects.
+        states: `WriterState`s by `Summary.kind`, which this function fills.
+        counters: the parent's variables, as those of `Sender`.
     """
     from nanotf.compat import summary_state
 

@@ -29,10 +29,10 @@ class Block:
     """A piece of memory that several processes map.
 
     Args:
-        nbytes: int, size in bytes; 0 is rounded up, since an empty file cannot be mapped.
-        fd: int or None, a descriptor received from the process that created the block. It is
-            closed when the block is mapped. `None` creates a new block, zero-filled, and
-            keeps a descriptor to hand out until `close_fd`.
+        nbytes: size in bytes; 0 is rounded up, since an empty file cannot be mapped.
+        fd: a descriptor received from the process that created the block. It is closed when the
+            block is mapped. None creates a new block, zero-filled, and keeps a descriptor to hand
+            out until `close_fd`.
 
     The mapping lives as long as any array over it, even if this object is gone.
     """
@@ -40,6 +40,7 @@ class Block:
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = self.size_for(nbytes)
         self.fd = anonymous_file(self.nbytes, fixed=True) if fd is None else fd
+        # Also closes the descriptor of a block that is dropped.
         self._closer = weakref.finalize(self, os.close, self.fd)
         try:
             self._map = mmap.mmap(self.fd, self.nbytes)
@@ -58,12 +59,11 @@ class Block:
         """Returns a view of part of the block.
 
         Args:
-            offset: int, in bytes from the block's start.
-            shape: tuple of int.
+            offset: in bytes from the block's start.
             dtype: NumPy dtype or its name.
 
         Returns:
-            A writable `numpy.ndarray` that shares the block's memory.
+            A writable array that shares the block's memory.
         """
         view: np.ndarray[Any, Any]
         view = np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
@@ -82,7 +82,7 @@ class Block:
             self._map[offset : offset + len(data)] = data
             return
         done = 0
-        while done < len(data):
+        while done < len(data):  # Linux writes at most 2 GiB at once
             done += os.pwrite(self.fd, data[done:], offset + done)
 
     def reserve(self, offset: int, nbytes: int) -> None:
@@ -90,9 +90,9 @@ class Block:
 
         Allocating pages only when they are written would slow down the end of the first epoch.
         """
-        if nbytes == 0 or not hasattr(os, "posix_fallocate"):
+        if nbytes == 0 or not hasattr(os, "posix_fallocate"):  # macOS has none
             return
-        fd = os.dup(self.fd)
+        fd = os.dup(self.fd)  # the thread may outlive `close_fd`
 
         def allocate() -> None:
             try:
@@ -114,7 +114,7 @@ class Block:
         A dataset that captured a tensor may stay alive in a worker until Python collects its
         reference cycle, and would keep a gigabyte allocated.
         """
-        if hasattr(mmap, "MADV_REMOVE"):
+        if hasattr(mmap, "MADV_REMOVE"):  # only Linux has it
             self._map.madvise(mmap.MADV_REMOVE)
 
 
@@ -122,8 +122,8 @@ def private_view(fd: int, nbytes: int) -> np.ndarray[Any, Any]:
     """Returns the bytes of a block, of which this process gets a copy where it writes.
 
     Args:
-        fd: int, the block's descriptor, which stays open.
-        nbytes: int, the block's size in bytes.
+        fd: the block's descriptor, which stays open.
+        nbytes: the block's size in bytes.
     """
     mapped = mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY)
     view: np.ndarray[Any, Any] = np.ndarray((nbytes,), np.uint8, buffer=mapped)

@@ -34,12 +34,13 @@ def packed(message: Message) -> bytes:
 
 
 class Channel:
-    """One end of the connection between the parent and a worker.
+    """One end of a connection, most often between the parent and a worker.
 
     Any thread may send; one thread receives.
 
     Args:
-        sock: `socket.socket` of family AF_UNIX; the channel owns it from now on.
+        sock: of family AF_UNIX, or of AF_INET between hosts, where no descriptor can be sent. The
+            channel owns it from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -48,15 +49,17 @@ class Channel:
         self._send_lock = threading.Lock()
 
     def show_key_first(self, key: bytes) -> None:
-        """Checks the other end's key, then shows this one's: the worker's order.
+        """Checks the other end's key, then shows this one's, as a worker does.
 
-        Raises `AuthenticationError` if the keys differ.
+        The other end calls `show_key_second`: two ends that both begin with a challenge would take
+        it for the answer to their own. Raises `multiprocessing.AuthenticationError` if the keys
+        differ.
         """
         connection.deliver_challenge(self._connection, key)
         connection.answer_challenge(self._connection, key)
 
     def show_key_second(self, key: bytes) -> None:
-        """Shows the key, then checks the other end's: the parent's order, after `poll`."""
+        """Shows the key, then checks the other end's, as the parent does after `poll`."""
         connection.answer_challenge(self._connection, key)
         connection.deliver_challenge(self._connection, key)
 
@@ -86,7 +89,11 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def send_with(self, message: Message, *contents: Any) -> None:
-        """Sends a message and then arrays of bytes, which are not copied. Raises as `send`."""
+        """Sends a message and then arrays of bytes, which are not copied.
+
+        Raises:
+            ChannelClosed: The other end is closed, or has not read within the time of `limit`.
+        """
         data = packed(message)
         try:
             with self._send_lock:
@@ -100,10 +107,10 @@ class Channel:
         """Receives the next array of bytes that follows a message.
 
         Args:
-            target: writable array of bytes, of the size that the message gives.
+            target: a writable array of bytes, of the size that the message gives.
 
         Raises:
-            ChannelClosed: The other end is closed.
+            ChannelClosed: The other end is closed, or has not written within the time of `limit`.
         """
         try:
             self._connection.recv_bytes_into(memoryview(target))
@@ -119,7 +126,7 @@ class Channel:
         """
         try:
             return self._connection.recv()
-        except BlockingIOError:
+        except BlockingIOError:  # an OSError, but the other end is only late
             raise
         except (EOFError, ConnectionResetError, OSError) as error:
             raise ChannelClosed(str(error)) from error
@@ -135,14 +142,15 @@ class Channel:
         try:
             for _ in range(count):
                 fd = reduction.recv_handle(self._connection)
-                os.set_inheritable(fd, False)
+                os.set_inheritable(fd, False)  # a received one is inheritable
                 fds.append(fd)
         except (EOFError, OSError, RuntimeError) as error:
             for fd in fds:
                 os.close(fd)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
                 raise
-            if isinstance(error, RuntimeError):  # the byte came without a descriptor
+            # The byte came without a descriptor: the kernel drops one for which there is no number.
+            if isinstance(error, RuntimeError):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise ChannelClosed(str(error)) from error
         return fds
@@ -156,6 +164,7 @@ class Channel:
 
     def limit(self, seconds: float) -> None:
         """Sets the seconds after which reads and writes raise `BlockingIOError`; 0 for no limit."""
+        # `settimeout` would make the descriptor non-blocking, for which `Connection` is not made.
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # a `struct timeval`
         with self._as_socket() as sock:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -175,7 +184,7 @@ class Channel:
         try:
             yield sock
         finally:
-            sock.detach()
+            sock.detach()  # the descriptor is the connection's, and stays open
 
     def fileno(self) -> int:
         """Returns the descriptor, for `multiprocessing.connection.wait`."""

@@ -7,7 +7,7 @@ import enum
 
 
 class FailureKind(enum.IntEnum):
-    """Kinds of failures; the numbers of `NanotfFailureKind` in `collectives/native/shm.h`."""
+    """Kinds of failures; the numbers of NanotfFailureKind in `collectives/native/shm.h`."""
 
     MISUSED = 1  # it was called wrongly, or the group cannot be used
     ABORTED = 2  # a rank or the parent gave up
@@ -18,21 +18,13 @@ class FailureKind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A collective that failed.
-
-    Args:
-        kind: `FailureKind`.
-        rank: int, the rank that noticed; -1 for the parent, or no particular rank.
-        text: str, what happened, only for people, without the final period.
-        remedy: str, what to do about it, only for people; may be empty.
-        missing: tuple of int, the ranks that did not come before the deadline.
-    """
+    """A collective that failed."""
 
     kind: FailureKind
-    rank: int
-    text: str
-    remedy: str = ""
-    missing: tuple[int, ...] = ()
+    rank: int  # the rank that noticed; -1 for the parent, or no particular rank
+    text: str  # what happened, only for people, without the final period
+    remedy: str = ""  # what to do about it, only for people; may be empty
+    missing: tuple[int, ...] = ()  # the ranks that did not come before the deadline
 
     @property
     def message(self) -> str:

@@ -28,9 +28,7 @@ def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
     """Replaces a file in one step. A reader sees the old text or the new one.
 
     Args:
-        path: path.
-        text: str.
-        mode: int, default 0o666: who may read and write it, less what the umask forbids.
+        mode: who may read and write it, less what the umask forbids.
 
     Raises:
         OSError: The disk is full or not writable. The old file is as it was.
@@ -41,7 +39,7 @@ def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
-            flush(file)
+            flush(file)  # before the rename: a crash must not leave the new name without content
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -79,11 +77,11 @@ def doubting(path: pathlib.Path) -> Iterator[None]:
     Content may be anything: there, every exception means that it is not what nanotf writes.
 
     Args:
-        path: path of the file, for the error.
+        path: the file, for the error.
     """
     try:
         yield
-    except (OSError, NanoError):
+    except (OSError, NanoError):  # the disk's fault, or it says already what is wrong
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
@@ -101,8 +99,8 @@ class Lock:
     keeps its own whatever else it opens and closes.
 
     Args:
-        path: path of the file; it is made if it does not exist, and names the holder.
-        waits: bool, default False, whether to wait until others have released it.
+        path: the file; it is made if it does not exist, and names the holder.
+        waits: whether to wait until others have released it.
 
     Raises:
         LockHeld: Somebody else has it.
@@ -110,7 +108,7 @@ class Lock:
     """
 
     def __init__(self, path: pathlib.Path, *, waits: bool = False) -> None:
-        self._owner, self._path = os.getpid(), path
+        self._owner, self._path = os.getpid(), path  # a fork must not release its parent's lock
         self._descriptor = -1
         try:
             while not self._is_of_path():  # who held it may have removed the file
@@ -147,10 +145,10 @@ class Lock:
         """Lets others have it; a second call does nothing.
 
         Args:
-            removes: bool, default False, whether to remove the file.
+            removes: whether to remove the file, too.
         """
         if self._descriptor >= 0 and self._owner == os.getpid():
-            if removes:
+            if removes:  # while it is still locked: afterwards it may be somebody else's
                 self._path.unlink(missing_ok=True)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a fork may not have closed its copy yet
         self._close()

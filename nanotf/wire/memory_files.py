@@ -22,7 +22,7 @@ def above_standard(fd: int) -> int:
     find them.
 
     Args:
-        fd: int, a descriptor, which is closed if it is 0, 1 or 2.
+        fd: closed if it is 0, 1 or 2.
     """
     if fd > STANDARD[-1]:
         return fd
@@ -39,12 +39,12 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
     `/proc/PID/fd`, which the file's mode closes to other users.
 
     Args:
-        nbytes: int, size in bytes, zero-filled.
-        fixed: bool, whether the size is sealed: a file that shrinks under a mapping kills its
-            readers with SIGBUS.
+        nbytes: size in bytes; they are zeros.
+        fixed: whether the size is sealed: a file that shrinks under a mapping kills its readers
+            with SIGBUS.
 
     Returns:
-        int, a descriptor that child processes do not inherit.
+        A descriptor that child processes do not inherit.
 
     Raises:
         NanoError: The file-size limit, which also applies to memory files, is lower.

@@ -8,21 +8,30 @@ in the order in which the message names them.
 The life of a pool, from top to bottom:
 
     parent                                     worker `rank`
-      |  <- Hello (pid, address it could serve)  |   started by `pool.local`
-      |  Setup (paths, cluster) ->               |   imports TensorFlow, makes its strategy
-      |  <- Ready                                |
-      |  Job (a model, data, arguments) ->       |
-      |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
-      |  <- Progress                             |   every rank, at intervals, if it made progress
-      |  <- Stalled                              |   a rank whose step does not end
-      |  <- EpochEnd                             |   every rank, its state in the shared block
+      |  Fork (rank, cores, key) ->              |   to the zygote, which forks the worker
+      |  <- Hello (pid, cores, port)             |   pinned; TensorFlow has run nothing yet
+      |  Setup (paths, cluster or group) ->      |   imports TensorFlow, makes its strategy
+      |  <- Ready | SetupFailed                  |
+      |  Order (a model, data, arguments) ->     |   for each call, one after another
+      |  <- OpenStream, SlotRead, CloseStream    |   every rank, if the parent reads the data
+      |  Batch, EndOfStream ->                   |
+      |  <- DataFailed                           |   rank 0: data that workers read are unusable
+      |  <- Event                                |   rank 0, at a hook that it does not wait at
+      |  <- Waiting                              |   every rank, at a hook; maybe with its state
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide the same
-      |  Pause ->                                |   every rank, which then waits after a step
+      |  Pause ->                                |   every rank; all then wait after one step
+      |  <- Progress                             |   every rank, at intervals, if it made progress
+      |  <- Stalled                              |   a rank whose step does not end, with "grpc"
       |  <- Outputs                              |   every rank, in predict
-      |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
+      |  <- Summary, Printed, Warned, Logged     |   rank 0: what its code has written
+      |  <- Saved, Restored, Returned            |   rank 0, in a @nano function
+      |  <- Wrote; Wrote ->                      |   rank 0 in such a function; then every rank
       |  <- Reached                              |   every rank in such a function, with "grpc"
-      |  <- OrderDone | OrderFailed              |
+      |  <- OrderDone | OrderFailed              |   every rank
       |  Stop ->                                 |
+
+`Woken`, and a `DataFailed` of the thread that reads the user's data, never leave the parent's
+process: its threads post them to the queue of messages that its call reads.
 """
 
 from __future__ import annotations
@@ -35,9 +44,8 @@ from nanotf.wire.failures import Failure
 from nanotf.wire.parts import Part
 
 Logs = dict[str, Any]
-Written = tuple[
-    tuple[int, int, int], ...
-]  # the block's index in the call, offset and size in bytes
+# The block's index in the call, offset and size in bytes.
+Written = tuple[tuple[int, int, int], ...]
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
@@ -60,73 +68,49 @@ class Fork(Message):
     Four descriptors follow: the worker's socket; the file to which it prints; its working
     directory, which may have been deleted; and the pipe on which the zygote reports the worker's
     process id (or minus an `errno`) and later its exit code.
-
-    Args:
-        rank: int.
-        cores: tuple of int, the logical CPUs to pin it to; empty for `usable`.
-        usable: tuple of int, the parent's own logical CPUs.
-        numa_node: int or None, the node whose memory it prefers.
-        transport: str.
-        environ: dict of str to str, all of its environment variables.
-        key: bytes, the pool's secret key.
     """
 
     rank: int
-    cores: tuple[int, ...]
-    usable: tuple[int, ...]
-    numa_node: int | None
+    cores: tuple[int, ...]  # the logical CPUs to pin it to; empty for `usable`
+    usable: tuple[int, ...]  # the parent's own logical CPUs
+    numa_node: int | None  # the node whose memory it prefers; None for no preference
+    # One of `pool.transports.TRANSPORTS`, `NO_TRANSPORT`, or `reader_messages.READS`.
     transport: str
-    environ: dict[str, str]
-    key: bytes
+    environ: dict[str, str]  # all of its environment variables
+    key: bytes  # the pool's secret, which both ends of the socket show first
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello(Message):
-    """Worker -> parent: the process runs and is pinned. TensorFlow has run nothing yet.
-
-    Args:
-        rank: int.
-        pid: int.
-        cores: tuple of int, the affinity mask as the kernel reports it.
-        port: int or None, a TCP port that was free just now (only with transport "grpc").
-        warnings: tuple of str, for steps that failed (pinning, memory binding).
-    """
+    """Worker -> parent: the process runs and is pinned. TensorFlow has run nothing yet."""
 
     rank: int
     pid: int
-    cores: tuple[int, ...]
-    port: int | None = None
-    warnings: tuple[str, ...] = ()
+    cores: tuple[int, ...]  # the affinity mask as the kernel reports it
+    port: int | None = None  # a TCP port that was free just now (only with transport "grpc")
+    warnings: tuple[str, ...] = ()  # of steps that failed (pinning, memory binding)
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup(Message):
-    """Parent -> worker: the facts that it needs before it imports TensorFlow.
+    """Parent -> worker: the facts that it needs before it imports TensorFlow."""
 
-    Args:
-        state: `process_state.ProcessState` of the parent, the part without TensorFlow.
-        size: int, number of workers.
-        stall_seconds: float, how long a step may last before the worker sends `Stalled`
-            (only with transport "grpc").
-        cluster: tuple of str, `host:port` by rank (only with transport "grpc").
-        group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
-            (only with transport "shm").
-        hosts: `collectives.HostsSpec` if the workers run on several hosts; `group` is then the
-            group of the worker's host.
-        connections: int, the number of descriptors that follow the group's: the connections to
-            other hosts, for one worker of each host.
-        says_written: bool, whether the worker's messages must list the parts of the call's blocks
-            that it has written, since it does not share the parent's memory (see
-            `pool.remote`).
-    """
-
-    state: Any
-    size: int
+    state: Any  # `process_state.ProcessState` of the parent, the part without TensorFlow
+    size: int  # number of workers
+    # How long a step may last before the worker sends `Stalled` (only with transport "grpc").
     stall_seconds: float
-    cluster: tuple[str, ...] = ()
+    cluster: tuple[str, ...] = ()  # "host:port" by rank (only with transport "grpc")
+    # `collectives.GroupSpec` or None; the descriptor of the group's memory follows (only with
+    # transport "shm").
     group: Any = None
+    # `collectives.HostsSpec` if the workers run on several hosts, else None; `group` is then the
+    # group of the worker's host.
     hosts: Any = None
+    # The number of descriptors that follow the group's: the connections to other hosts, for one
+    # worker of each host.
     connections: int = 0
+    # Whether the worker's messages must list the parts of the order's blocks that it has written,
+    # since it does not share the parent's memory (see `pool.remote`).
     says_written: bool = False
 
 
@@ -139,21 +123,14 @@ class Ready(Message):
 
 @dataclasses.dataclass(frozen=True)
 class SetupFailed(Message):
-    """Worker -> parent: the strategy could not be made.
-
-    Args:
-        retry: bool, whether starting again may help: with new ports, or without the native
-            collectives.
-        summary: str, the exception in one line.
-        traceback: str.
-        native_unusable: str or None, why the native collectives cannot be used here.
-    """
+    """Worker -> parent: the strategy could not be made."""
 
     rank: int
+    # Whether starting again may help: with new ports, or without the native collectives.
     retry: bool
-    summary: str
+    summary: str  # the exception in one line
     traceback: str
-    native_unusable: str | None = None
+    native_unusable: str | None = None  # why the native collectives cannot be used here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,64 +138,42 @@ class Stop(Message):
     """Parent -> worker: exit."""
 
 
-# ------------------------------------------------------------------------------- one call
+# ------------------------------------------------------------------------------ one order
 @dataclasses.dataclass(frozen=True)
 class Order(Message):
-    """Parent -> worker: run one call.
+    """Parent -> worker: do a worker's part of one call."""
 
-    Args:
-        order: int, counts up in the parent's process; every answer carries it.
-        body: bytes, the shipped call (see `shipping.objects.pickling`).
-        blocks: tuple of int, the sizes in bytes of the shared blocks whose file
-            descriptors follow, in order.
-        descriptors: tuple of int, further file descriptors, which follow those. The receiver's
-            message has the receiver's numbers.
-        state: `process_state.ProcessState` of the parent.
-    """
-
-    order: int
-    body: bytes
+    order: int  # counts up in the parent's process; every answer carries it
+    body: bytes  # one of `shipping.orders`, pickled by `shipping.objects.pickling.dumps`
+    # The sizes in bytes of the shared blocks whose file descriptors follow, in order.
     blocks: tuple[int, ...] = ()
+    # Further file descriptors, which follow those. The receiver's message has the receiver's
+    # numbers.
     descriptors: tuple[int, ...] = ()
-    state: Any = None
+    state: Any = None  # `process_state.ProcessState` of the parent
 
 
 @dataclasses.dataclass(frozen=True)
 class Event(Message):
-    """Worker -> parent, rank 0: a callback hook was reached.
-
-    Args:
-        order: int.
-        hook: str, the name of the Keras callback method, like "on_epoch_begin".
-        index: int or None, the epoch or batch that the hook gets.
-        logs: dict of str to float, or None.
-    """
+    """Worker -> parent, rank 0: a callback hook was reached."""
 
     order: int
-    hook: str
-    index: int | None = None
+    hook: str  # the name of the Keras callback method, like "on_epoch_begin"
+    index: int | None = None  # the epoch or batch that the hook gets; None if it gets neither
     logs: Logs | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary(Message):
-    """Worker -> parent, rank 0: a step has written to a writer of summaries.
-
-    Args:
-        order: int.
-        writer: int, the number of the writer among the program's objects; -1 for the default one.
-        kind: str, what the model does: "train", "test" or "predict"; "" in a custom loop.
-        step: int, or None for the default step.
-        content: tuple of `numpy.ndarray` and bytes: value, tag and metadata; or the whole summary.
-        counts: tuple of int, the values of the model's counters at that moment.
-    """
+    """Worker -> parent, rank 0: a step has written to a writer of summaries."""
 
     order: int
-    writer: int
-    kind: str
-    step: int | None
+    writer: int  # the number of the writer among the program's objects; -1 for the default one
+    kind: str  # what the model does: "train", "test" or "predict"; "" in a custom loop
+    step: int | None  # None for the default step
+    # `numpy.ndarray`s and bytes: value, tag and metadata; or the whole summary.
     content: tuple[Any, ...]
-    counts: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()  # the values of the model's counters at that moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,63 +183,48 @@ class Progress(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Stalled(Message):
-    """Worker -> parent: its step does not end (only with transport "grpc").
+    """Worker -> parent: its step does not end (only with transport "grpc")."""
 
-    Args:
-        began: int, when the step began, by the worker's clock. Identifies the step.
-    """
-
-    began: int
+    began: int  # when the step began, in ns of the worker's clock; identifies the step
 
 
 @dataclasses.dataclass(frozen=True)
 class Waiting(Message):
     """Worker -> parent, every rank: it has reached a hook, and the parent decides how to proceed.
 
-    If `state` is true, the rank's variables are in its part of the state block. `written` lists
-    the parts that it has written there, if `Setup` asked for that. `attributes`, from rank 0: see
-    `keras_names.plain_attributes`, those of the model, if steps that run eagerly have changed any.
-    `seeds`, from rank 0 and with its state: see `Generation.drawn_seeds`.
+    In a `@nano` function, `hook` names a point at which all ranks meet.
     """
 
     order: int
     rank: int
     hook: str
-    index: int | None = None
-    logs: Logs | None = None
-    state: bool = False
+    index: int | None = None  # as in `Event`
+    logs: Logs | None = None  # only from rank 0
+    state: bool = False  # whether the rank's variables are in its part of the state block
+    # The parts of the order's blocks that it has written, if `Setup` asked for that.
     written: Written = ()
+    # Of rank 0's model, see `keras_names.plain_attributes`, if steps that run eagerly have changed
+    # any; else empty.
     attributes: tuple[dict[str, Any], ...] = ()
-    seeds: Any = None
+    seeds: Any = None  # from rank 0 and with its state: see `Generation.drawn_seeds`
 
 
 @dataclasses.dataclass(frozen=True)
 class Proceed(Message):
-    """Parent -> worker: the answer to `Waiting`, the same for every rank.
-
-    Args:
-        order: int.
-        stop: bool, whether `model.stop_training` was set.
-        reload: bool, whether the parent changed variables; they are in the state block.
-        reload_metrics: bool, whether it changed metrics.
-        store: bool, whether a callback needs the state at this hook: the workers then store it
-            and report the hook again.
-        abandon: bool, whether the call ends here because the user's data raised.
-        written: the parts of the call's blocks that the parent has written.
-        attributes: see `keras_names.plain_attributes`, those of the model, if callbacks have
-            changed any.
-        seeds: see `Generation.drawn_seeds`, if callbacks have drawn from them.
-    """
+    """Parent -> worker: the answer to `Waiting`, the same for every rank."""
 
     order: int
-    stop: bool = False
-    reload: bool = False
-    reload_metrics: bool = False
+    stop: bool = False  # whether `model.stop_training` or its like was set
+    reload: bool = False  # whether the parent changed variables; they are in the state block
+    reload_metrics: bool = False  # whether it changed metrics
+    # Whether a callback needs the state at this hook: the workers then store it and report the
+    # hook again.
     store: bool = False
-    abandon: bool = False
-    written: Written = ()
+    abandon: bool = False  # whether the call ends here because the user's data raised
+    written: Written = ()  # the parts of the order's blocks that the parent has written
+    # Of the model, see `keras_names.plain_attributes`, if callbacks have changed any; else empty.
     attributes: tuple[dict[str, Any], ...] = ()
-    seeds: Any = None
+    seeds: Any = None  # see `Generation.drawn_seeds`; None if callbacks have drawn none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,44 +241,26 @@ class Woken(Message):
 
 @dataclasses.dataclass(frozen=True)
 class OrderDone(Message):
-    """Worker -> parent: the call ended.
-
-    Args:
-        order: int.
-        rank: int.
-        result: object, the worker's result for the call's kind; see `orders`.
-        times: `timing.WorkerTimes`.
-        parts: tuple of `parts.Part`, how it has computed the program's parts.
-        written: the parts of its blocks that the call has written at its end, as in `Waiting`.
-    """
+    """Worker -> parent: it has done its part of the call."""
 
     order: int
     rank: int
-    result: Any = None
-    times: Any = None
-    written: Written = ()
-    parts: tuple[Part, ...] = ()
+    result: Any = None  # depends on the kind of order, see `shipping.orders`
+    times: Any = None  # `timing.WorkerTimes`; None for an item of `nanotf.map`
+    written: Written = ()  # the parts of the order's blocks written at its end, as in `Waiting`
+    parts: tuple[Part, ...] = ()  # how it has computed the program's parts
 
 
 @dataclasses.dataclass(frozen=True)
 class OrderFailed(Message):
-    """Worker -> parent: the call raised.
-
-    Args:
-        order: int.
-        rank: int.
-        summary: str, the exception in one line.
-        traceback: str.
-        exception: bytes, the pickled exception; empty if it cannot be pickled.
-        failure: `Failure` of the collective that raised, or None (only with transport "shm").
-    """
+    """Worker -> parent: its part of the call raised."""
 
     order: int
     rank: int
-    summary: str
+    summary: str  # the exception in one line
     traceback: str
-    exception: bytes = b""
-    failure: Failure | None = None
+    exception: bytes = b""  # the pickled exception; empty if it cannot be pickled
+    failure: Failure | None = None  # of the collective that raised (only with transport "shm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,88 +268,56 @@ class Outputs(Message):
     """Worker -> parent: the model's outputs for this worker's rows of the next batches.
 
     The file descriptor of a shared block with the arrays follows.
-
-    Args:
-        order: int.
-        rank: int.
-        structure: bytes, the pickled structure of one batch's outputs; see `shipping.data.outputs`.
-        steps: int, number of batches.
-        arrays: tuple of `shipping.data.arrays.ArrayRef`, batch by batch.
-        nbytes: int, the block's size in bytes.
     """
 
     order: int
     rank: int
-    structure: bytes
-    steps: int
-    arrays: tuple[Any, ...]
-    nbytes: int
+    structure: bytes  # the pickled structure of one batch's outputs; see `shipping.data.outputs`
+    steps: int  # number of batches
+    arrays: tuple[Any, ...]  # `shipping.data.arrays.ArrayRef`s, batch by batch
+    nbytes: int  # the block's size in bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Warned(Message):
-    """Worker -> parent, rank 0: `warnings.warn` in a model's step.
-
-    Args:
-        order: int.
-        text: str.
-        category: type, a class of Python's own.
-        file: str, of the code that it warns of.
-        line: int.
-    """
+    """Worker -> parent, rank 0: `warnings.warn` in a model's step."""
 
     order: int
     text: str
-    category: type[Warning]
-    file: str
+    category: type[Warning]  # a class of Python's own: the parent may not have another
+    file: str  # of the code that it warns of
     line: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Logged(Message):
-    """Worker -> parent, rank 0: a warning of one of `console.LIBRARIES` in a model's step.
-
-    Args:
-        order: int.
-        logger: str, its name.
-        level: int.
-        text: str.
-    """
+    """Worker -> parent, rank 0: a warning of one of `console.LIBRARIES` in a model's step."""
 
     order: int
-    logger: str
-    level: int
+    logger: str  # its name
+    level: int  # as in `logging`
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Printed(Message):
-    """Worker -> parent, rank 0: text printed by a `@nano` function or a model's step.
+    """Worker -> parent: text printed by a `@nano` function or a model's step, on rank 0.
 
-    Args:
-        order: int.
-        stream: str, "stdout" or "stderr".
-        text: str.
+    Any worker sends it for an item of `nanotf.map`.
     """
 
     order: int
-    stream: str
+    stream: str  # "stdout" or "stderr"
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrote(Message):
-    """Rank 0 -> parent -> all workers: a `@nano` function has written a file.
-
-    Args:
-        order: int.
-        what: str, the name that all ranks use for it.
-        path: str, the result of the function that writes; or None.
-    """
+    """Rank 0 -> parent -> all workers: a `@nano` function has written a file."""
 
     order: int
-    what: str
-    path: str | None
+    what: str  # the name that all ranks use for it
+    path: str | None  # the result of the function that writes; None if that is no text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,15 +341,11 @@ class Reached(Message):
     """Worker -> parent, every rank: its progress in a `@nano` function with transport "grpc".
 
     A rank sends it when it has begun no collective for a while, and when it has returned or raised.
-
-    Args:
-        call, rank: int.
-        count, fingerprint, what: as in `collectives.tally.CollectiveProgress`.
     """
 
     order: int
     rank: int
-    count: int
+    count: int  # this and the rest as in `collectives.tally.CollectiveProgress`
     fingerprint: int
     what: str
 
@@ -468,17 +354,13 @@ class Reached(Message):
 class Returned(Message):
     """Worker -> parent, rank 0: the result of a `@nano` function, and what it has changed.
 
-    The file descriptor of a shared block with the arrays follows.
-
-    Args:
-        order: int.
-        value: `shipping.objects.packing.Pickled`.
-        nbytes: int, the block's size in bytes.
+    Any worker sends it for an item of `nanotf.map` whose result has large arrays. The file
+    descriptor of a shared block with the arrays follows.
     """
 
     order: int
-    value: Any
-    nbytes: int
+    value: Any  # `shipping.objects.packing.Pickled`
+    nbytes: int  # the block's size in bytes
 
 
 # ---------------------------------------------------- batches that the parent hands out
@@ -486,7 +368,7 @@ class Returned(Message):
 class OpenStream(Message):
     """Worker -> parent: an iterator over stream `stream` begins; `turn` counts the iterators.
 
-    This message, `CloseStream` and `SlotRead` carry the call's number: an iterator may be dropped,
+    This message, `CloseStream` and `SlotRead` carry the order's number: an iterator may be dropped,
     and report that, after the next call has begun.
     """
 
@@ -506,42 +388,27 @@ class CloseStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Batch(Message):
-    """Parent -> worker: a slot of the stream's ring holds one global batch.
-
-    Args:
-        stream: int.
-        turn: int.
-        slot: int; `SlotRead` returns it when the worker has copied its rows.
-        arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
-            `shipping.data.arrays.ArrayRef`.
-        rows: int, rows of the global batch; 0 if its arrays differ in rows.
-        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
-            ring. Its file descriptor follows.
-        may_differ: bool, see `shipping.data.streams.StreamInput`.
-    """
+    """Parent -> worker: a slot of the stream's ring holds one global batch."""
 
     stream: int
     turn: int
-    slot: int
+    slot: int  # `SlotRead` returns it when the worker has copied its rows
+    # Offset, shape, dtype and nbytes of each, in flattened order; see `shipping.data.arrays`.
     arrays: tuple[tuple[int, tuple[int, ...], str, int], ...]
-    rows: int
+    rows: int  # of the global batch; 0 if its arrays differ in rows
+    # The size in bytes of a new, larger ring if the batch did not fit the old ring. Its file
+    # descriptor follows.
     block: int | None = None
-    may_differ: bool = False
+    may_differ: bool = False  # see `shipping.data.streams.StreamInput`
 
 
 @dataclasses.dataclass(frozen=True)
 class EndOfStream(Message):
-    """Parent -> worker: the iterator `turn` of `stream` has no further batch.
-
-    Args:
-        stream: int.
-        turn: int.
-        failed: bool, whether the user's data raised. Later turns have no batches either.
-    """
+    """Parent -> worker: the iterator `turn` of `stream` has no further batch."""
 
     stream: int
     turn: int
-    failed: bool = False
+    failed: bool = False  # whether the user's data raised; later turns have no batches either
 
 
 @dataclasses.dataclass(frozen=True)
@@ -550,15 +417,10 @@ class DataFailed(Message):
 
     Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All workers
     abandon the call at the same step.
-
-    Args:
-        order: int.
-        stream: int, or None for data that workers read.
-        error: the exception.
     """
 
     order: int
-    stream: int | None
+    stream: int | None  # None for data that workers read
     error: BaseException
 
 

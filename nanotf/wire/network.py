@@ -26,10 +26,10 @@ from nanotf.wire.channel import NO_DESCRIPTORS, Channel
 
 HANDSHAKE_SECONDS = 10.0  # for all that a peer says before it is let in
 GUESTS = 64  # that have not said who they are
-LOG_SECONDS = 60.0
-POLL_SECONDS = 0.2
+LOG_SECONDS = 60.0  # between lines of the log about strangers
+POLL_SECONDS = 0.2  # between looks at the guests' deadlines and at `close`
 END_SECONDS = 5.0  # for the accepting thread
-RETRY_SECONDS = 0.5
+RETRY_SECONDS = 0.5  # between attempts to connect
 # The kernel closes a connection to a host that has lost power: seconds until the first probe,
 # between probes, their number, and the age of data that were sent and not acknowledged.
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4))
@@ -48,8 +48,8 @@ def address_of(name: str, others: tuple[str, ...]) -> str:
     """Returns the address of this host at which the other hosts reach it.
 
     Args:
-        name: str, a name or address of this host.
-        others: tuple of str, names or addresses of the other hosts.
+        name: a name or address of this host.
+        others: names or addresses of the other hosts.
 
     Raises:
         OSError: The name does not resolve.
@@ -85,8 +85,8 @@ def listen(address: str, port: int = 0) -> socket.socket:
     """Returns a socket that listens on one address.
 
     Args:
-        address: str, of an interface of this host.
-        port: int; 0 chooses a free one.
+        address: of an interface of this host.
+        port: 0 chooses a free one.
 
     Raises:
         OSError: The address is not this host's, or the port is taken.
@@ -109,10 +109,8 @@ def connect(
     """Connects to a host that may not have started, or whose name may not resolve, yet.
 
     Args:
-        host: str, name or address.
-        port: int.
-        secret: bytes.
-        deadline: float, by `time.monotonic`.
+        host: name or address.
+        deadline: by `time.monotonic`.
         waits: called before each new attempt.
 
     Raises:
@@ -123,7 +121,7 @@ def connect(
         left = max(0.1, deadline - time.monotonic())
         try:
             return _prove(socket.create_connection((host, port), left), secret, first=False)
-        except WrongSecret:
+        except WrongSecret:  # an OSError, too, but the next attempt would get the same answer
             raise
         except OSError as error:  # it may be there, and have no room for another connection now
             if time.monotonic() + RETRY_SECONDS > deadline:
@@ -136,8 +134,7 @@ def accept(sock: socket.socket, secret: bytes) -> Channel:
     """Returns the channel of a connection that a listener has accepted.
 
     Args:
-        sock: `socket.socket`, owned from now on.
-        secret: bytes.
+        sock: owned by the channel from now on.
 
     Raises:
         WrongSecret: The other end does not know the secret.
@@ -148,7 +145,7 @@ def accept(sock: socket.socket, secret: bytes) -> Channel:
 
 def _prove(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
     _watch(sock)
-    sock.setblocking(True)
+    sock.setblocking(True)  # with a timeout its descriptor does not block, as `Channel` needs it to
     channel = Channel(sock)
     try:
         channel.limit(HANDSHAKE_SECONDS)
@@ -169,7 +166,7 @@ class _Guest:
 
     sock: socket.socket
     address: str
-    deadline: float
+    deadline: float  # by `time.monotonic`, for its first message
 
 
 class Gate:
@@ -180,11 +177,10 @@ class Gate:
     this process has no descriptors left. The others are counted in one line of the log a minute.
 
     Args:
-        listener: `socket.socket`, owned from now on.
-        secret: bytes.
-        admit: callable of the first message and of the `Channel`, which it owns. Its thread may
-            wait.
-        refuse: callable of a str, why somebody was sent away.
+        listener: owned from now on.
+        admit: called with a guest's first message and its channel, which it then owns, in the
+            guest's thread, which may wait.
+        refuse: called with the reason why somebody was sent away.
     """
 
     def __init__(
@@ -210,7 +206,7 @@ class Gate:
             while self._guests:
                 _send_away(self._guests.pop(0))
         self._thread.join(END_SECONDS)
-        self._listener.close()
+        self._listener.close()  # not before, since the thread polls its descriptor
 
     def _accept(self) -> None:
         poll = select.poll()
@@ -228,7 +224,7 @@ class Gate:
             if error.errno in (*NO_DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM):
                 with self._lock:
                     self._make_room(0)
-                time.sleep(POLL_SECONDS)
+                time.sleep(POLL_SECONDS)  # until the guests' threads have closed theirs
             return
         guest = _Guest(sock, address, time.monotonic() + HANDSHAKE_SECONDS)
         with self._lock:
@@ -273,6 +269,7 @@ class Gate:
         channel: Channel | None = None
         try:
             channel = accept(guest.sock, self._secret)
+            # For each read; `_look_at_clock` holds the guest to its deadline for all of them.
             channel.limit(HANDSHAKE_SECONDS)
             message = channel.receive()
             channel.limit(0)
@@ -302,7 +299,7 @@ def _send_away(guest: _Guest) -> None:
 
 def _watch(sock: socket.socket) -> None:
     """Makes the kernel notice a peer that is gone without a word."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages must not wait
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         if hasattr(socket, name):

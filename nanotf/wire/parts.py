@@ -7,18 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Layer, loss or metric, and the way in which the workers computed its calls.
-
-    Args:
-        name: str.
-        is_divided: bool, whether each worker computed its own rows; otherwise each computed all.
-        why: str, why it is not divided, or that the user has declared it; empty if it is proved.
-        operations: float or None, the floating-point operations of its forward pass for one row, as
-            far as TensorFlow's profiler counts them. Without those of the parts inside that are
-            listed by themselves. None if the call could not be traced.
-    """
+    """Layer, loss or metric, and the way in which the workers computed its calls."""
 
     name: str
-    is_divided: bool
-    why: str = ""
+    is_divided: bool  # whether each worker computed its own rows; otherwise each computed all
+    why: str = ""  # why it is not divided, or that the user has declared it; empty if it is proved
+    # The floating-point operations of its forward pass for one row, as far as TensorFlow's profiler
+    # counts them. Without those of the parts inside that are listed by themselves. None if the call
+    # could not be traced.
     operations: float | None = None

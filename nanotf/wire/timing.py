@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-STEPS_KEPT = 2000  # executions that a worker records one by one, 48 bytes each; sums have all
-HOOKS_KEPT = 2000
+STEPS_KEPT = 2000  # executions that a worker records one by one, 56 bytes each; sums have all
+HOOKS_KEPT = 2000  # the same for hooks, 16 bytes each
 
 TRAIN, TEST, PREDICT = "train", "test", "predict"
 KINDS = (TRAIN, TEST, PREDICT)
@@ -31,62 +31,40 @@ class Pass:
     """One pass over data in a worker: an epoch of training, an evaluation, a prediction.
 
     Sums are over the executions of its own kind, without the call's first of that kind.
-
-    Args:
-        kind: str, one of `KINDS`.
-        index: int or None, the epoch.
-        began, ended: int.
-        executions: int, the number that Keras has requested; each is one step, or
-            `steps_per_execution`.
-        inside: int, time in executions.
-        input: int, the part of `inside` spent waiting for data.
-        in_calls: int, the part of `inside` spent in collectives.
-        waited: int, the part of `in_calls` spent waiting for other ranks.
-        first: int, time in the call's first execution of the kind, which includes tracing.
-        hooks: int, time between executions at hooks that the parent must answer.
     """
 
-    kind: str
-    index: int | None
+    kind: str  # one of `KINDS`
+    index: int | None  # the epoch; None for a pass of another kind
     began: int
     ended: int = 0
+    # The number that Keras has requested; each is one step, or `steps_per_execution`. The first
+    # counts, too.
     executions: int = 0
-    inside: int = 0
-    input: int = 0
-    in_calls: int = 0
-    waited: int = 0
-    first: int = 0
-    hooks: int = 0
+    inside: int = 0  # time in executions
+    input: int = 0  # the part of `inside` spent waiting for data
+    in_calls: int = 0  # the part of `inside` spent in collectives
+    waited: int = 0  # the part of `in_calls` spent waiting for other ranks
+    first: int = 0  # time in the call's first execution of the kind, which includes tracing
+    hooks: int = 0  # time between executions at hooks that the parent must answer
 
 
 @dataclasses.dataclass
 class WorkerTimes:
-    """The times that a worker recorded for one call.
-
-    Args:
-        rank: int.
-        began: int, when it had received the call.
-        ready: int, when its model was rebuilt and had its values; `began` if there is no model.
-        ended: int.
-        in_calls, waited: int, time in collectives since `ready`, and the part of it spent waiting.
-        knows_calls: bool, whether time in collectives was measured.
-        knows_input: bool, whether waiting for data was measured.
-        passes: list of `Pass`.
-        steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the index
-            in `KINDS`, begin, end, the times of a `Pass`, and the number of Keras's calls.
-        hooks: `array.array` of int, `HOOK_COLUMNS` for each of the first hooks in passes.
-    """
+    """The times that a worker recorded for one call."""
 
     rank: int
-    began: int
-    ready: int = 0
+    began: int  # when it had received the call
+    ready: int = 0  # when its model was rebuilt and had its values; `began` if there is no model
     ended: int = 0
-    in_calls: int = 0
-    waited: int = 0
-    knows_calls: bool = False
-    knows_input: bool = False
+    in_calls: int = 0  # time in collectives since `ready`
+    waited: int = 0  # the part of it spent waiting for other ranks
+    knows_calls: bool = False  # whether time in collectives was measured
+    knows_input: bool = False  # whether waiting for data was measured
     passes: list[Pass] = dataclasses.field(default_factory=list)
+    # `STEP_COLUMNS` for each of the first executions: the index in `KINDS`, begin, end, the times
+    # of a `Pass`, and the number of Keras's calls.
     steps: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    # `HOOK_COLUMNS` for each of the first hooks in passes.
     hooks: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
     def moved(self, by: int) -> WorkerTimes:
@@ -116,13 +94,13 @@ def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, 
     the step waits for its next data.
 
     Args:
-        span: int, the length of the span.
-        waiting: int, waiting for data.
-        in_calls: int, in collectives.
-        waited: int, the part of `in_calls` spent waiting for other ranks.
+        span: the length of the span.
+        waiting: for data.
+        in_calls: in collectives.
+        waited: the part of `in_calls` spent waiting for other ranks.
 
     Returns:
-        A tuple of the last three, limited.
+        The last three, limited.
     """
     waiting = min(waiting, span)
     in_calls = min(in_calls, span - waiting)
@@ -133,7 +111,6 @@ class Stopwatch:
     """A worker's stopwatch. The thread that runs calls uses it; any thread may call `progress`.
 
     Args:
-        rank: int.
         group: `collectives.Group`, or None if TensorFlow communicates by itself.
     """
 
@@ -190,7 +167,7 @@ class Stopwatch:
         """Returns a callback that records every pass over data. It has no batch hooks.
 
         Args:
-            base: type, Keras's class of callbacks.
+            base: Keras's class of callbacks.
         """
 
         def begin_epoch(_: Any, epoch: int, logs: Any = None) -> None:
@@ -217,9 +194,9 @@ class Stopwatch:
         """Returns a Keras step function that records its executions; None stays None.
 
         Args:
-            kind: str, one of `KINDS`.
-            step: function of an iterator, or None.
-            answered: callable, returns how many of Keras's calls the finished execution answered.
+            kind: "train", "test" or "predict".
+            step: a function of an iterator, or None.
+            answered: returns how many of Keras's calls the finished execution answered.
         """
         if step is None or hasattr(step, "_nanotf_timed"):
             return step
@@ -282,7 +259,7 @@ class Stopwatch:
                 waited - waited_before,
             )
         steps = self._times.steps
-        if len(steps) < STEPS_KEPT * STEP_COLUMNS:
+        if len(steps) < STEPS_KEPT * STEP_COLUMNS:  # a long call must not fill the memory
             steps.extend((KINDS.index(kind), began, ended, waiting, in_calls, waited, answered))
         if not self._open:
             return
@@ -304,7 +281,7 @@ class Stopwatch:
             tensor: one of the step's data.
 
         Returns:
-            The operation that the rest of the step must follow, or None.
+            The operation that the rest of the step must follow; None if nothing records.
         """
         if self._group is None or not self._group.stamps:
             return None
@@ -313,16 +290,10 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class Reading:
-    """The parent's time for reading data for the workers, in parallel with everything else.
+    """The parent's time for reading data for the workers, in parallel with everything else."""
 
-    Args:
-        reading: int, in the user's dataset or generator.
-        copying: int, writing batches into shared memory.
-        batches: int.
-    """
-
-    reading: int = 0
-    copying: int = 0
+    reading: int = 0  # in the user's dataset or generator
+    copying: int = 0  # writing batches into shared memory
     batches: int = 0
 
     def over(self, data: Iterator[Any]) -> Iterator[Any]:
@@ -340,33 +311,21 @@ class Reading:
 
 @dataclasses.dataclass
 class CallTimes:
-    """The times that the parent records for one call, in the order in which they occur.
+    """The times that the parent records for one call, in the order in which they occur."""
 
-    Args:
-        began: int, the call's arguments were valid.
-        prepared: int, model and data were checked and described.
-        lent: int, a pool was available.
-        written: int, the call's blocks were filled; `on_train_begin` was called.
-        sent: int, the workers had the call.
-        done: int, all workers had ended it.
-        ended: int, their results were copied to the parent's model.
-        shipped: int, bytes in shared memory.
-        in_hooks: int, time in hooks while workers waited: copying weights back, and callbacks.
-        hooks: list of (name, begin, end), the first of them.
-        readings: list of `Reading`, by stream number.
-    """
-
+    # When its arguments were valid. A lambda, since tests replace `now`.
     began: int = dataclasses.field(default_factory=lambda: now())
-    prepared: int = 0
-    lent: int = 0
-    written: int = 0
-    sent: int = 0
-    done: int = 0
-    ended: int = 0
-    shipped: int = 0
-    in_hooks: int = 0
+    prepared: int = 0  # model and data were checked and described
+    lent: int = 0  # a pool was available
+    written: int = 0  # the call's blocks were filled; `on_train_begin` was called
+    sent: int = 0  # the workers had the call
+    done: int = 0  # all workers had ended it
+    ended: int = 0  # their results were copied to the parent's model
+    shipped: int = 0  # bytes in shared memory
+    in_hooks: int = 0  # time in hooks while workers waited: copying weights back, and callbacks
+    # Name, begin and end of each, of the first `HOOKS_KEPT`.
     hooks: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
-    readings: list[Reading] = dataclasses.field(default_factory=list)
+    readings: list[Reading] = dataclasses.field(default_factory=list)  # by stream number
 
     @contextlib.contextmanager
     def hook(self, name: str) -> Iterator[None]:

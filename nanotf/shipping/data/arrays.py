@@ -16,30 +16,24 @@ PICKLED = "pickled"
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRef:
-    """The place of an array in a block.
+    """The place of an array in a block."""
 
-    Args:
-        offset: int, in bytes.
-        shape: tuple of int.
-        dtype: str, a dtype name that NumPy (with ml_dtypes for bfloat16) knows, or `PICKLED`
-            for an array of Python objects (mostly strings), which is stored as a pickle.
-        nbytes: int.
-    """
-
-    offset: int
+    offset: int  # in bytes from the block's start
     shape: tuple[int, ...]
+    # A dtype name that NumPy (with ml_dtypes for bfloat16) knows, or `PICKLED` for an array of
+    # Python objects (mostly strings), which is stored as a pickle.
     dtype: str
-    nbytes: int
+    nbytes: int  # as stored: of a pickled array, the pickle's size
 
 
 def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
     """Assigns every array an aligned place.
 
     Args:
-        arrays: sequence of objects with `shape`, `dtype` and `nbytes`.
+        arrays: objects with `shape`, `dtype` and `nbytes`.
 
     Returns:
-        A tuple of the references, in order, and the total size in bytes.
+        The references, in order, and the total size in bytes.
     """
     refs, offset = [], 0
     for array in arrays:
@@ -79,7 +73,7 @@ class Packing:
     """Arrays on their way into a block.
 
     Args:
-        arrays: sequence of `numpy.ndarray`.
+        arrays: those of Python objects and of texts are pickled at once.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -99,7 +93,7 @@ class Packing:
         for place, raw in zip(self._places, self._raw, strict=True):
             if raw.flags.c_contiguous:
                 block.write(place.offset + start, raw)
-            else:
+            else:  # which `Block.write` cannot take
                 view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
 
 

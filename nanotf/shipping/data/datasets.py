@@ -34,17 +34,11 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 # ------------------------------------------------------------------ the dataset, in the parent
 @dataclasses.dataclass(frozen=True)
 class DatasetSnapshot:
-    """A dataset as it was at one moment.
-
-    Args:
-        pickle: `Block`, with its pickle.
-        nbytes: int, the pickle's size.
-        arrays: tuple of `Block`, its large arrays.
-    """
+    """A dataset as it was at one moment."""
 
     pickle: Block
-    nbytes: int
-    arrays: tuple[Block, ...]
+    nbytes: int  # the pickle's size; its block may be larger
+    arrays: tuple[Block, ...]  # one for each large array, in the order in which the pickle has them
 
     def blocks(self) -> tuple[Block, ...]:
         """Returns all blocks."""
@@ -56,10 +50,10 @@ def snapshot(dataset: Any, last: DatasetSnapshot | None = None) -> DatasetSnapsh
 
     Args:
         dataset: the user's object.
-        last: `DatasetSnapshot` or None, an earlier one, whose blocks are used again where equal.
+        last: an earlier one, whose blocks are used again where equal; None if there is none.
 
     Returns:
-        A `DatasetSnapshot`, `last` itself if nothing has changed.
+        A new one, or `last` itself if nothing has changed.
 
     Raises:
         ShippingError: The dataset cannot be sent to another process; the message names it.
@@ -124,15 +118,10 @@ class _DatasetPickler(pickling.TensorPickler):
 # ------------------------------------------------------------------ the dataset, in a reader
 @dataclasses.dataclass
 class Held:
-    """A random number generator that a dataset holds.
+    """A random number generator that a dataset holds."""
 
-    Args:
-        generator: of NumPy or Python.
-        origin: bytes, which identify its state in the parent.
-    """
-
-    generator: Any
-    origin: bytes
+    generator: Any  # one of `_GENERATORS`
+    origin: bytes  # identifies its state in the parent, and its place in the dataset
 
     def seed(self, key: bytes) -> None:
         """Sets a state that depends on the generator's own and on a key."""
@@ -174,11 +163,11 @@ def loads(body: Any, arrays: list[Any]) -> tuple[Any, list[Held]]:
     """Makes a dataset from a `DatasetSnapshot`, in a reader.
 
     Args:
-        body: bytes-like, the pickle.
-        arrays: list of bytes-like, its large arrays.
+        body: the pickle, bytes-like.
+        arrays: its large arrays, bytes-like; the dataset's arrays share their memory.
 
     Returns:
-        A tuple of the dataset and of the generators that it holds.
+        The dataset, and the generators that it holds.
     """
     with _finding() as found:
         dataset = pickle.loads(body, buffers=arrays)
@@ -214,9 +203,8 @@ def unpack_batch(
     """Undoes `pack_batch`, in the parent, without a copy.
 
     Args:
-        body: bytes.
-        slot: array of bytes, which stays alive as long as an array of the batch; or None.
-        places: tuple of offset and size in bytes of the arrays in `slot`.
+        slot: bytes, which stay alive as long as an array of the batch; None if there are no arrays.
+        places: offset and size in bytes of the arrays in `slot`.
     """
     buffers = [] if slot is None else [slot[begin : begin + n].data for begin, n in places]
     return pickle.loads(body, buffers=buffers)
@@ -236,12 +224,12 @@ class BatchMemory:
     def write(self, packer: Packer) -> tuple[int, Block | None]:
         """Writes arrays to a slot; returns its number, and its block if it is new."""
         fitting = [n for n in self._free if self._blocks[n].nbytes >= packer.nbytes]
-        if fitting:
+        if fitting:  # the smallest, so that larger ones stay for larger batches
             number = min(fitting, key=lambda n: self._blocks[n].nbytes)
             self._free.remove(number)
             packer.write(self._blocks[number])
             return number, None
-        block = Block(-(-packer.nbytes // 4096) * 4096)
+        block = Block(-(-packer.nbytes // 4096) * 4096)  # whole pages, which it takes anyway
         packer.write(block)
         if self._free:  # too small
             number = self._free.pop()

@@ -2,10 +2,10 @@
 
 Arrays lie once in shared memory; a worker picks its rows of each batch by index. Everything
 else (`tf.data.Dataset`, `PyDataset`, generators) is read once, in the parent, and handed out
-through a ring of slots (`streams`). So order, randomness and work are the same as in a single
-process.
+through a ring of slots (`streams`), unless workers run a `tf.data.Dataset` themselves
+(`pipelines`). So order, randomness and work are the same as in a single process.
 
-In a worker both become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
+In a worker all become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
 shape (n, 0) whose shape tells how many rows the batch has. If a short batch has no row for a
 worker, it gets a padding row; see `region.rows.Division`.
 
@@ -59,7 +59,7 @@ def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], Non
 
     Args:
         dataset: `tf.data.Dataset` of batches.
-        refuse: callable of the error, called for that batch.
+        refuse: called with the error, for that batch.
     """
     tf = require_tensorflow()
 
@@ -72,6 +72,7 @@ def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], Non
         shapes = [tf.shape(t, out_type=tf.int64) for t in tf.nest.flatten(batch)]
         rows = tf.stack([shape[0] for shape in shapes])
 
+        # Only for the batch that is refused: all others are checked without Python.
         @tf.autograph.experimental.do_not_convert
         def ask() -> Any:
             return tf.ensure_shape(tf.numpy_function(refused, shapes, tf.bool), [])
@@ -85,12 +86,11 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     """Returns the rows of a batch that a rank owns: contiguous, and as equal as possible.
 
     Args:
-        rows: int, rows of the global batch.
-        rank: int.
-        size: int, number of workers.
+        rows: of the global batch.
+        size: number of workers.
 
     Returns:
-        A tuple of the first row and the row after the last; equal if the rank has no row.
+        The first row and the row after the last; equal if the rank has no row.
     """
     return rows * rank // size, rows * (rank + 1) // size
 
@@ -99,11 +99,11 @@ def pieces_of(rows: int, batch_size: int) -> tuple[int, int]:
     """Returns how the order of shuffled arrays is sent: in pieces of whole batches.
 
     Args:
-        rows: int, of the arrays.
-        batch_size: int.
+        rows: of the arrays.
+        batch_size: rows of a global batch.
 
     Returns:
-        A tuple of the rows of a piece and the number of pieces; the last may have fewer rows.
+        The rows of a piece and the number of pieces; the last may have fewer rows.
     """
     size = min(rows, batch_size * max(1, _ROWS_OF_A_PIECE // batch_size))
     return size, -(-rows // size)
@@ -113,14 +113,15 @@ def with_extent(own: Any, rows: Any) -> tuple[Any, Any]:
     """Returns an element of a worker's dataset.
 
     Args:
-        own: nested structure of tensors or None, the worker's rows of a batch.
-        rows: int or scalar tensor, the number of the batch's rows.
+        own: the worker's rows of a batch: nested structure of tensors or None.
+        rows: the number of the batch's rows: an int or a scalar tensor.
     """
     tf = require_tensorflow()
 
     def of_any_length(leaf: Any) -> Any:
         if leaf is None or leaf.shape.rank is None:
             return leaf
+        # Hides the number of rows: a step's trace must depend on the extent's alone.
         return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
 
     return tf.nest.map_structure(of_any_length, own), tf.zeros([rows, 0], tf.bool)
@@ -148,30 +149,21 @@ def extent_spec(rows: int | None = None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayInput:
-    """Arrays in a shared block, read by index.
+    """Arrays in a shared block, read by index."""
 
-    Args:
-        structure: nested structure of int or None, the places of the arrays in `arrays`, in the
-            form of a step's batch: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        arrays: tuple of `ArrayRef`.
-        block: int, the number of their block in the call.
-        rows: int, length of every array.
-        batch_size: int, rows of a global batch.
-        order: int or None, the stream of the pieces of the passes' orders, see `pieces_of`. None is
-            the arrays' order.
-        passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
-            keep one iterator over all epochs.
-        taken: int, how many batches of the first pass are already used.
-    """
-
+    # The places of the arrays in `arrays`: nested structure of int or None, in the form of a step's
+    # batch: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
     structure: Any
     arrays: tuple[ArrayRef, ...]
-    block: int
-    rows: int
-    batch_size: int
+    block: int  # the number of their block in the call
+    rows: int  # length of every array
+    batch_size: int  # rows of a global batch
+    # The stream of the pieces of the passes' orders, see `pieces_of`. None is the arrays' order.
     order: int | None = None
+    # How many passes an iterator makes; None is endless, which lets Keras keep one iterator over
+    # all epochs.
     passes: int | None = None
-    taken: int = 0
+    taken: int = 0  # how many batches of the first pass are already used
 
     @property
     def steps(self) -> int:
@@ -184,11 +176,10 @@ class ArrayInput:
         """Returns the worker's dataset.
 
         Args:
-            blocks: list of `Block`, of the call.
-            orders: iterator of the pieces of the passes' orders, or None for the arrays' order. A
-                piece is not used after the next one is requested.
-            rank: int.
-            size: int, number of workers.
+            blocks: those of the call.
+            orders: the pieces of the passes' orders, or None for the arrays' order. A piece is not
+                used after the next one is requested.
+            size: number of workers.
         """
         arrays = [view(blocks[self.block], ref) for ref in self.arrays]
         return self.dataset_over(arrays, orders, rank, size)
@@ -204,12 +195,13 @@ class ArrayInput:
         """Returns the dataset over arrays that need not be in the block.
 
         Args:
-            given: sequence of `numpy.ndarray`.
+            given: in the order of `arrays`.
             orders, rank, size: see `dataset`.
-            extents: bool, whether an element also has the batch's extent.
+            extents: whether an element also has the batch's extent.
         """
         tf = require_tensorflow()
         arrays = [_Rows(array) for array in given]
+        # Known to the graph if all batches have as many, the last one included.
         rows: Any = None if self.rows % self.batch_size else self.batch_size
 
         @tf.autograph.experimental.do_not_convert
@@ -259,8 +251,8 @@ def passes_for(model: Any, source: Any, steps: int | None) -> tuple[Any, int | N
 
     Args:
         model: a compiled model.
-        source: an input of workers, or None.
-        steps: int or None, of an epoch.
+        source: an input of workers; None if there are no such data.
+        steps: of an epoch; None leaves the number to the data.
     """
     several = generation().steps_at_once(model) > 1
     if several and isinstance(source, ArrayInput) and steps == source.steps:
@@ -272,9 +264,6 @@ class _Rows:
     """Rows of an array in shared memory, in TensorFlow ops.
 
     The tensor over the array shares its memory if TensorFlow can do so; else it is a copy.
-
-    Args:
-        array: `numpy.ndarray`.
     """
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -304,8 +293,8 @@ def own_rows(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
     """Returns a rank's first row of a batch, and its number of rows: at least a padding row.
 
     Args:
-        rows: int, or scalar tensor.
-        rank, size: int.
+        rows: of the batch: an int, or a scalar tensor.
+        size: number of workers.
     """
     tf = require_tensorflow()
     first, end = rows_of_rank(rows, rank, size)
@@ -380,12 +369,12 @@ def pack_arrays(
     Args:
         data: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, nested structures of arrays of
             one length, or None.
-        block: int, the block that they will be written to.
-        batch_size: int.
+        block: the number of the block that they will be written to.
+        batch_size: rows of a global batch.
         passes: see `ArrayInput`.
 
     Returns:
-        A tuple of the `ArrayInput` and the `Packing` that writes its block.
+        The input, and the packing that writes its block.
 
     Raises:
         UndividedError: There are no samples.

@@ -35,15 +35,10 @@ SCALAR = -1  # the length of an output without dimensions
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """One output. A dense tensor is sent as one array, other kinds as several.
+    """One output. A dense tensor is sent as one array, other kinds as several."""
 
-    Args:
-        kind: "dense", "ragged" or "sparse".
-        parts: int, number of arrays.
-    """
-
-    kind: str
-    parts: int
+    kind: str  # "dense", "ragged" or "sparse"
+    parts: int  # number of arrays
 
 
 def _kind(output: Any) -> _Leaf:
@@ -97,7 +92,7 @@ class OutputWriter:
     """The worker's side.
 
     Args:
-        send: callable of the pickled structure, the number of batches, the references of the
+        send: called with the pickled structure, the number of batches, the references of the
             arrays and their block.
     """
 
@@ -112,8 +107,8 @@ class OutputWriter:
 
         Args:
             outputs: nested structure of tensors, the outputs of one or more batches.
-            lengths: int tensor of shape (batches, outputs), the length of each output's part of
-                each batch; `SCALAR` if it has no dimension.
+            lengths: int tensor of shape (batches, outputs), the number of this rank's rows in each
+                output of each batch; `SCALAR` if it has no dimension.
 
         Raises:
             ModelError: An output is a scalar.
@@ -138,7 +133,7 @@ class OutputWriter:
         block = Block(packing.nbytes)
         packing.write(block)
         self._send(self._structure, self._steps, tuple(packing.refs), block)
-        block.close_fd()
+        block.close_fd()  # the parent has its own
         self._arrays, self._steps = [], 0
 
 
@@ -164,7 +159,7 @@ class OutputReader:
     """The parent's side: collects and joins the outputs of all ranks.
 
     Args:
-        size: int, number of workers.
+        size: number of workers.
     """
 
     def __init__(self, size: int) -> None:
@@ -221,6 +216,7 @@ class OutputReader:
             rows = [output for batch in batches for output in batch]
             if len({output.shape[1:] for output in rows}) == 1:
                 return np.concatenate(rows)
+            # Their other dimensions differ: Keras makes a ragged tensor.
             return keras_names.join_batches([tf.constant(np.concatenate(b)) for b in batches])
         if kind == "sparse":
             joined = [tf.sparse.concat(axis=0, sp_inputs=batch) for batch in batches]

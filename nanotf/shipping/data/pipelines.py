@@ -62,32 +62,23 @@ def check_sharding(sharding: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineInput:
-    """A `tf.data` pipeline of global batches that every worker runs.
+    """A `tf.data` pipeline of global batches that every worker runs."""
 
-    Args:
-        graph: bytes, see `compat.dataset_graphs`.
-        element_spec: nested structure of `tf.TensorSpec`, as the dataset has it.
-        signature: same, for any number of rows.
-        cardinality: int, batches, or TensorFlow's codes for endless and unknown.
-        steps: int or None, batches per epoch, if known.
-        iterated: int, how many iterators to make and drop first: a shuffle draws an order for
-            each, and an earlier pool has used the orders of its epochs.
-        taken: int, batches to skip in the first iterator, since they were used already.
-    """
-
-    graph: bytes
-    element_spec: Any
-    signature: Any
-    cardinality: int
-    steps: int | None
+    graph: bytes  # see `compat.dataset_graphs`
+    element_spec: Any  # nested structure of `tf.TensorSpec`, as the dataset has it
+    signature: Any  # same, for any number of rows
+    cardinality: int  # batches, or TensorFlow's codes for endless and unknown
+    steps: int | None  # batches per epoch; None if not known
+    # How many iterators to make and drop first: a shuffle draws an order for each, and an earlier
+    # pool has used the orders of its epochs.
     iterated: int = 0
-    taken: int = 0
+    taken: int = 0  # batches to skip in the first iterator, since they were used already
 
     def dataset(self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]) -> Any:
         """Returns the worker's dataset.
 
         Args:
-            rank, size: int.
+            size: number of workers.
             refuse: see `inputs.until_rows_differ`.
         """
         from nanotf.compat import dataset_graphs
@@ -124,8 +115,8 @@ def pipeline_input(
     Args:
         dataset: `tf.data.Dataset` of batches, or None for data of another kind.
         signature, cardinality, steps: see `PipelineInput`.
-        what: str, the argument's name, for the error.
-        alike: bool, whether all workers must see the same batches.
+        what: the argument's name, for the error.
+        alike: whether all workers must see the same batches.
 
     Raises:
         ShippingError: It cannot run in workers, or would differ between them.
@@ -168,6 +159,7 @@ def differences(definition: Any) -> Iterator[str]:
             if node.attr["deterministic"].s == b"false":
                 yield "a dataset with deterministic=False; leave that out"
             if "Shuffle" in node.op and "Dataset" in node.op:
+                # TensorFlow takes the seeds 0 and 0 for none.
                 seeds = [values.get(name.split(":")[0]) for name in node.input[2:4]]
                 if all(seed is not None and not np.any(seed) for seed in seeds):
                     yield "a shuffle() without a seed; give it one, or call set_random_seed()"

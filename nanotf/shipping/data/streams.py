@@ -1,7 +1,7 @@
 """Batches that are read in the parent and handed out through shared memory.
 
     parent                                        worker, every rank
-      runs Keras's loop over the user's data        `StreamInput.datasets`
+      runs Keras's loop over the user's data        `StreamInput.dataset`
       copies each batch into a free slot            copies its rows out of the slot
       Batch(slot) to all          ------------->
                                   <-------------    SlotRead(slot)
@@ -63,24 +63,17 @@ STOP_SECONDS = 5.0  # time for user code to finish making a batch
 
 @dataclasses.dataclass(frozen=True)
 class StreamInput:
-    """A stream of batches from the parent.
+    """A stream of batches from the parent."""
 
-    Args:
-        stream: int, its number within the call.
-        signature: nested structure of `tf.TensorSpec`, of one batch.
-        cardinality: int, batches per iteration that a worker's Keras assumes, or TensorFlow's
-            codes for endless and unknown.
-        steps: int or None, batches per epoch, if known.
-        rows: int or None, rows of each batch, if the dataset knows it.
-        may_differ: bool, whether arrays of a batch may differ in rows. Every worker gets the whole
-            of such a batch, with an extent of no rows, and `Coming` tells it before.
-    """
-
-    stream: int
-    signature: Any
+    stream: int  # its number within the call
+    signature: Any  # nested structure of `tf.TensorSpec`, of one batch
+    # Batches per iteration that a worker's Keras assumes, or TensorFlow's codes for endless and
+    # unknown.
     cardinality: int
-    steps: int | None = None
-    rows: int | None = None
+    steps: int | None = None  # batches per epoch; None if not known
+    rows: int | None = None  # of each batch; None if the dataset does not know it
+    # Whether arrays of a batch may differ in rows. Every worker gets the whole of such a batch,
+    # with an extent of no rows, and `Coming` tells it before.
     may_differ: bool = False
 
     def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
@@ -104,7 +97,7 @@ def signature_of(element_spec: Any, what: str) -> Any:
 
     Args:
         element_spec: nested structure of type specifications, of one batch.
-        what: str, the argument's name, for the error.
+        what: the argument's name, for the error.
 
     Raises:
         ShippingError: An element is not a dense tensor with a batch dimension.
@@ -185,8 +178,7 @@ class StreamReader:
     The thread that reads the connection calls `deliver`; tf.data's threads call `iterate`.
 
     Args:
-        channel: `StreamChannel`.
-        order: int, the number of the call whose streams it reads.
+        order: the number of the order whose streams it reads.
     """
 
     def __init__(self, channel: StreamChannel, order: int) -> None:
@@ -206,6 +198,7 @@ class StreamReader:
             self._inbox(message.stream, message.turn).put(message, block)
             if isinstance(message, messages.EndOfStream) and message.failed:
                 self._failed[message.stream] = message
+                # Later turns have no batches either: whoever waits for one must end.
                 for (stream, turn), inbox in self._inboxes.items():
                     if stream == message.stream and turn > message.turn:
                         inbox.put(message)
@@ -241,10 +234,10 @@ class StreamReader:
         """Reads the next turn: yields a rank's rows of each array of a batch, and the batch's rows.
 
         Args:
-            stream: int, its number.
-            rank: int, or None for whole arrays, which need not have rows.
-            size: int.
-            copies: bool; otherwise arrays are in shared memory until the next batch is requested.
+            stream: its number.
+            rank: None for whole arrays, which need not have rows.
+            size: number of workers.
+            copies: otherwise arrays are in shared memory until the next batch is requested.
         """
         with self._lock:
             if self._ended:
@@ -271,9 +264,9 @@ class StreamReader:
                     arrays = [np.array(array) for array in arrays]
                     self._channel.send(read)
                 yield arrays, message.rows
-                if not copies:
+                if not copies:  # only now may the parent write over the slot
                     self._channel.send(read)
-        finally:
+        finally:  # also of an iterator that is dropped before its end
             self._channel.send(messages.CloseStream(self._order, stream, turn))
 
     def end(self) -> None:
@@ -324,9 +317,8 @@ class Coming:
     """Tells what an iterator of a stream of training yields next.
 
     Args:
-        reader: `StreamReader`.
-        stream: int, its number.
-        passed: int, batches of the first turn that are read without a step.
+        stream: its number.
+        passed: batches of the first turn that are read without a step.
     """
 
     def __init__(self, reader: StreamReader, stream: int, passed: int) -> None:
@@ -346,7 +338,7 @@ class Coming:
             self.pass_over(iterator, self._passed)
             self._passed = 0
         kind = self._kinds.get()
-        if kind is None:
+        if kind is None:  # for the next question: no further message follows
             self._kinds.put(None)
         return kind
 
@@ -372,17 +364,17 @@ class StreamWriter:
     """The parent's side: one thread that reads the user's data.
 
     Args:
-        stream: int.
-        data: `EpochsToRead`.
+        stream: its number within the call.
+        data: closed when the thread ends.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        trains: bool, whether the data are for training: then an epoch begins with `begin_epoch`,
-            and `end_epoch` prepares the next.
-        size: int, number of workers.
-        send: callable of a message and a `Block` or None, which sends both to all workers.
-        fail: callable of an exception that the user's data raised.
-        divided: int, how many of a batch's first arrays must have equally many rows.
-        ahead: bool, whether to read before a worker asks.
-        may_differ: bool, see `StreamInput`.
+        trains: whether the data are for training: then an epoch begins with `begin_epoch`, and
+            `end_epoch` prepares the next.
+        size: number of workers.
+        send: sends a message, and the block that belongs to it if any, to all workers.
+        fail: called with an exception that the user's data raised, in the thread.
+        divided: how many of a batch's first arrays must have equally many rows.
+        ahead: whether to read before a worker asks.
+        may_differ: see `StreamInput`.
     """
 
     def __init__(
@@ -427,7 +419,7 @@ class StreamWriter:
         self._evaluations = None if trains else data.evaluations()
         self._waits_since: float | None = None  # for the workers; None while it reads
         self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
-        self._thread.daemon = True
+        self._thread.daemon = True  # the user's code may never return
         self._thread.start()
 
     # ---------------------------------------------------------- called by the call's thread
@@ -470,8 +462,8 @@ class StreamWriter:
 
     def finish(self) -> None:
         """Ends the turn and the thread; called when the workers need nothing more."""
-        with self._changed:
-            self._end_turn()
+        with self._changed:  # an RLock, which `cancel` takes again
+            self._end_turn()  # before `cancel`: a writer that is stopped sends nothing
             self.cancel()
 
     def end_in_failure(self) -> None:
@@ -564,6 +556,7 @@ class StreamWriter:
             if empty and not self._is_open:
                 self._turn += 1  # workers wait for a batch, but the data have ended
                 self._is_open = True
+            # The next epoch of training may continue with an iterator that Keras keeps.
             if not self._trains or not self._data.keeps(self._iterator):
                 self._end_turn()
         return True
@@ -571,6 +564,7 @@ class StreamWriter:
     def _begin_turn(self, iterator: Any) -> bool:
         with self._changed:
             self._end_turn()
+        # `SlotRead` names no turn: those of the last must have come before the counts start again.
         if self._turn >= 0 and not self._wait(self._all_read):
             return False
         # Drops the last reference; dropping a dataset's iterator may take a while.
@@ -607,12 +601,13 @@ class StreamWriter:
         new_block = None
         if self._block is None or packing.nbytes > self._slot_nbytes:
             # Slots in the old ring stay valid: workers hold its block until they have read them.
+            # Whole pages, so that arrays of every slot are aligned as in a block of their own.
             self._slot_nbytes = -(-packing.nbytes // 4096) * 4096
             new_block = self._block = Block(SLOTS * self._slot_nbytes)
         start = self._slot * self._slot_nbytes
         packing.write(self._block, start)
         with self._changed:
-            if self._stopped:
+            if self._stopped:  # a later call has streams of the same numbers
                 return
             self._unread[self._slot] = self._size
             message = messages.Batch(
@@ -630,7 +625,7 @@ class StreamWriter:
 
 def stop_all(writers: Sequence[StreamWriter], seconds: float) -> None:
     """Ends several writers; returns within `seconds`, however many of them user code keeps."""
-    for writer in writers:
+    for writer in writers:  # all of them first, so that their threads end side by side
         writer.cancel()
     deadline = time.monotonic() + seconds
     for writer in writers:

@@ -22,8 +22,8 @@ class Attributes:
     """The attributes of objects at one moment.
 
     Args:
-        numbered: sequence of objects, by number.
-        apart: collection of int, ids of those that replace others of the sender's.
+        numbered: the heap's objects, by number.
+        apart: ids of those that replace others of the sender's; their attributes stay here.
     """
 
     def __init__(self, numbered: Sequence[Any], apart: Collection[int]) -> None:

@@ -184,12 +184,11 @@ class HeapPickler(pickling.TensorPickler):
     """Pickler that writes Keras's objects as numbers, and keeps them for `dump_attributes`.
 
     Args:
-        file: `io.BytesIO`.
         buffer_callback: as in `pickle.Pickler`.
-        known: mapping of int to tuple of str and int, by id, of the objects that the receiver has:
-            a key of its `Unpickler`'s `known`, and the place there.
-        modules: `user_modules.ModulesByValue` or None, takes the modules with variables or data
-            among their globals, which a worker would import with others.
+        known: by id, the objects that the receiver has: a key of its `Unpickler`'s `known`, and the
+            place there.
+        modules: takes the modules with variables or data among their globals, which a worker would
+            import with others. None takes none.
 
     Attributes:
         numbered: list of the objects, by number.
@@ -213,7 +212,7 @@ class HeapPickler(pickling.TensorPickler):
         self._written: list[dict[str, Any]] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) in _ATOMS:
+        if type(obj) in _ATOMS:  # most of what is pickled; nothing more to ask
             return None
         found = self._ids.get(id(obj))
         if found is None and (maker := self.maker(obj)) is not None:
@@ -389,9 +388,8 @@ class Unpickler(pickle.Unpickler):
     """Unpickler for the stream of a `HeapPickler`.
 
     Args:
-        file: `io.BytesIO`.
-        buffers: list of buffers, as in `pickle.Unpickler`.
-        known: mapping of str to sequence of objects that the sender knows to be here.
+        buffers: as in `pickle.Unpickler`.
+        known: the objects that the sender knows to be here, by the kinds that it names.
 
     Attributes:
         numbered: list of the objects, by number.
@@ -421,7 +419,7 @@ class Unpickler(pickle.Unpickler):
             kind, number = pid
             return self._known[kind][number]
         number, maker = pid
-        if number not in self._made:
+        if number not in self._made:  # a maker may come several times, see `HeapPickler`
             self._made[number] = self.make(maker)
             self._makers.append(maker)
         return self._made[number]
@@ -461,11 +459,11 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
     """Pickles objects and everything reachable from them.
 
     Args:
-        parts: mapping of each object's name in errors to the object.
-        make: callable of a file, returns a new pickler.
+        parts: the objects, by their names in errors.
+        make: returns a new pickler that writes to a file.
 
     Returns:
-        A tuple of bytes, for `load`, and of the pickler.
+        The bytes, for `load`, and the pickler.
 
     Raises:
         ShippingError: Something cannot be sent; names the part.
@@ -502,13 +500,12 @@ def load(
     """Undoes `dump`; variables of the sender's heap have no values yet.
 
     Args:
-        unpickler: `Unpickler`.
-        is_checked: bool, default True, whether to compare the objects with the sender's.
-        put: callable of what `dump` pickled, gives objects of the receiver's own what they need of
+        is_checked: whether to compare the objects with the sender's.
+        put: called with what `dump` pickled, gives objects of the receiver's own what they need of
             it. Objects may be complete only then: a new one may be known by its place in theirs.
 
     Returns:
-        A list of the objects that `dump` pickled.
+        The objects that `dump` pickled.
 
     Raises:
         ShippingError: An object is not as it was.
@@ -533,7 +530,7 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
         model: a built model.
 
     Returns:
-        A tuple of bytes, for `load_model`, and of the objects that are sent by number.
+        The bytes, for `load_model`, and the objects that are sent by number.
 
     Raises:
         ShippingError: Something in it cannot be sent.
@@ -548,11 +545,10 @@ def load_model(data: bytes, is_checked: bool = True) -> tuple[Any, list[Any]]:
     """Makes the model that `dump_model` pickled. Its variables have no values yet.
 
     Args:
-        data: bytes.
-        is_checked: bool, default True, as in `load`.
+        is_checked: as in `load`.
 
     Returns:
-        A tuple of the model and of the objects by number.
+        The model, and the objects by number.
     """
     unpickler = Unpickler(io.BytesIO(data))
     return load(unpickler, is_checked)[0], unpickler.numbered

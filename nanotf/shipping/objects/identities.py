@@ -54,7 +54,7 @@ def variables_of(holder: Any) -> list[Any]:
     """Returns the variables with values that an object holds, in a fixed order.
 
     Returns:
-        A list of `tf.Variable`; for a model, without those of its optimizers.
+        `tf.Variable`s; for a model, without those of its optimizers.
     """
     tf = require_tensorflow()
     if isinstance(holder, tf.train.Checkpoint):
@@ -78,10 +78,10 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
     """Returns the variables with values among objects and in them, each once.
 
     Args:
-        numbered: sequence of objects, see `shipping.objects.heap`.
+        numbered: see `shipping.objects.heap`.
 
     Returns:
-        A list of `tf.Variable` in a fixed order.
+        `tf.Variable`s in a fixed order.
     """
     tf = require_tensorflow()
     found = {id(obj): obj for obj in numbered if has_value(obj)}

@@ -37,19 +37,12 @@ _MISSING = object()
 
 
 class ContentKind(NamedTuple):
-    """Operations on the contents of objects of a kind.
+    """Operations on the contents of objects of a kind."""
 
-    Args:
-        take: callable of the object, returns its contents.
-        put: callable of the object and contents, sets its contents.
-        same: callable of two marks of an object, whether nothing has changed between them.
-        mark: callable of the object, returns a mark; None if its contents are the mark.
-    """
-
-    take: Callable[[Any], Any]
-    put: Callable[[Any, Any], None]
-    same: Callable[[Any, Any], bool]
-    mark: Callable[[Any], Any] | None = None
+    take: Callable[[Any], Any]  # returns an object's contents
+    put: Callable[[Any, Any], None]  # sets an object's contents
+    same: Callable[[Any, Any], bool]  # of two marks: whether nothing has changed between them
+    mark: Callable[[Any], Any] | None = None  # returns a mark; None if the contents are the mark
 
 
 def _same_items(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -140,6 +133,7 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+# For states with arrays inside, which `==` does not compare to a bool.
 def _as_text(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
@@ -162,6 +156,7 @@ _BY_TYPE: dict[type, ContentKind] = {
     bytearray: ContentKind(
         bytes, lambda target, value: target.__setitem__(slice(None), value), _equal
     ),
+    # Its mark is a digest: a copy would take as much memory again.
     np.ndarray: ContentKind(
         np.copy, _put_value_at, _equal, lambda array: sha256(array.tobytes()).digest()
     ),
@@ -229,7 +224,7 @@ def held_by(numbered: Iterable[Any]) -> list[Any]:
     """Returns the objects in the attributes of users' objects in a heap.
 
     Returns:
-        A list of mutable objects, each once, in the order of both sides.
+        Mutable objects, each once, in the order of both sides.
     """
     found: dict[int, Any] = {}
     for obj in filter(is_users, numbered):
@@ -290,7 +285,7 @@ class ContentsSnapshot:
     """Contents of a worker's copies before the call.
 
     Args:
-        mutables: list of objects, the copies.
+        mutables: the copies, in the order of both sides.
     """
 
     def __init__(self, mutables: Sequence[Any]) -> None:

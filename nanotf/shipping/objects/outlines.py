@@ -37,7 +37,7 @@ def outline_of(described: Iterable[tuple[Any, Any, Mapping[str, Any]]]) -> str:
     """Returns the outline of objects, as JSON.
 
     Args:
-        described: iterable of tuples of an object, its class and its attributes, by number.
+        described: an object, its class and its attributes, by number.
     """
     found = list(described)
     kinds = kinds_of([obj for obj, _, _ in found], [attributes for _, _, attributes in found])
@@ -79,7 +79,7 @@ def _of_atom(value: Any) -> str:
 def _of_container(value: Any, numbers: Mapping[int, int], depth: int) -> Any:
     head = f"{_name_of(type(value))} of {len(value)}"
     if depth == _DEEPEST or isinstance(value, (set, frozenset)):
-        return head
+        return head  # the order of a set's items differs between processes
     if isinstance(value, dict):  # a subclass may load what it lists; a proxy is no subclass
         items = dict.items(value) if issubclass(type(value), dict) else value.items()
         found = [each for item in itertools.islice(items, _LONGEST) for each in item]
@@ -112,8 +112,8 @@ def check(sent: str, arrived: str, numbered: Sequence[Any]) -> None:
     """Checks that what has arrived is what was sent.
 
     Args:
-        sent, arrived: str, the sender's outline and the receiver's.
-        numbered: sequence of the objects that have arrived.
+        sent, arrived: the sender's outline and the receiver's.
+        numbered: the objects that have arrived.
 
     Raises:
         ShippingError: They differ; names the attribute.

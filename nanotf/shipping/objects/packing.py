@@ -12,18 +12,13 @@ _INLINE = 1 << 16  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Pickled:
-    """A pickle whose large arrays lie in a block.
-
-    Args:
-        body: bytes.
-        buffers: tuple of tuples of int, the offset and size in bytes of each in the block.
-    """
+    """A pickle whose large arrays lie in a block."""
 
     body: bytes
-    buffers: tuple[tuple[int, int], ...]
+    buffers: tuple[tuple[int, int], ...]  # offset and size in bytes of each array in the block
 
     def arrays(self, block: Block) -> list[bytearray]:
-        """Returns the buffers, copied out of the block."""
+        """Returns the buffers, copied out of the block; arrays over them are writable."""
         return [
             bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
         ]
@@ -40,7 +35,7 @@ class Packer:
     """Writer of the arrays of several pickles, one after another, into a block.
 
     Args:
-        inline: int, bytes; smaller arrays stay inside the pickle, and are not shared.
+        inline: in bytes; smaller arrays stay inside the pickle, and are not shared.
     """
 
     def __init__(self, inline: int = _INLINE) -> None:

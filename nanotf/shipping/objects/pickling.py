@@ -45,7 +45,6 @@ def bare(cls: Any, *content: Any) -> Any:
     """Makes an object of a class without the class's code: it has no attributes.
 
     Args:
-        cls: type.
         *content: of an immutable built-in class from which it is derived, such as a tuple's items.
     """
     own = (vars(base).get("__new__") for base in cls.__mro__)
@@ -98,7 +97,6 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that knows tensors and `tf.function`s.
 
     Args:
-        file: `io.BytesIO`.
         buffer_callback: as in `pickle.Pickler`.
     """
 
@@ -144,12 +142,14 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return ()
 
     def _function_getnewargs(self, func: types.FunctionType) -> tuple[Any, ...]:
+        # Replaces cloudpickle's new cells, which functions would not share.
         code, base_globals, name, defaults, _ = super()._function_getnewargs(func)
         return code, base_globals, name, defaults, func.__closure__
 
     def _by_name_or_value(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         is_code = isinstance(obj, (type, types.FunctionType))
+        # Code by name: refused here, before work starts, if a worker could not find its module.
         if reduced is NotImplemented and is_code and obj.__module__:
             user_modules.check_importable(obj.__module__)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
@@ -217,7 +217,7 @@ def dumps(obj: Any) -> bytes:
         obj: anything described at the top of this module.
 
     Returns:
-        bytes, for `loads` in a worker.
+        What `loads` takes in a worker.
 
     Raises:
         ShippingError: Something in it cannot be sent; the message names it.
@@ -231,9 +231,8 @@ def dump(pickler: TensorPickler, obj: Any, holder: Callable[[], str] = str) -> N
     """Pickles an object; raises `ShippingError` as `dumps` does.
 
     Args:
-        pickler: `TensorPickler`.
-        obj: any object.
-        holder: callable, returns the name of the object whose attributes it is, for the error.
+        holder: returns the name of the object whose attributes it is, for the error; "" if it is
+            none's.
     """
     try:
         pickler.dump(obj)

@@ -43,33 +43,23 @@ from nanotf.wire.blocks import Block
 
 @dataclasses.dataclass(frozen=True)
 class Shipment:
-    """A call in the form in which it is sent.
-
-    Args:
-        heap: bytes.
-        call: `Pickled`.
-        key: bytes, equal for calls of the same code, whatever data it refers to, so that a
-            `tf.function` keeps its graphs, as in one process.
-        grown: `Grown` or None, if an earlier call has added variables to the objects.
-    """
+    """A call in the form in which it is sent."""
 
     heap: bytes
     call: Pickled
+    # Equal for calls of the same code, whatever data it refers to, so that a `tf.function` keeps
+    # its graphs, as in one process.
     key: bytes
-    grown: Grown | None = None
+    grown: Grown | None = None  # not None if an earlier call has added variables to the objects
 
 
 @dataclasses.dataclass(frozen=True)
 class Grown:
-    """The call that a call continues, see `Manifest.grow`.
+    """The call that a call continues, see `Manifest.grow`."""
 
-    Args:
-        key: bytes, of its `Shipment`.
-        paths: tuple of tuples, for each object of the heap: the number of an object of that call's
-            heap, and what leads to it from there, see `_step`.
-    """
-
-    key: bytes
+    key: bytes  # of its `Shipment`
+    # For each object of the heap: the number of an object of that call's heap, and what leads to it
+    # from there, see `_step`.
     paths: tuple[tuple[Any, ...], ...]
 
 
@@ -191,7 +181,7 @@ class Manifest:
 
     Args:
         function: the user's function.
-        call: `inspect.BoundArguments`, the arguments of the call.
+        call: its arguments.
 
     Attributes:
         numbered: list of the objects in the heap.
@@ -235,7 +225,7 @@ class Manifest:
         collector = _Collector(self, io.BytesIO(), buffer_callback=lambda _: False)
         with pickling.naming(f"The function {title}"):
             pickling.dump(collector, self._function)
-        for name, value in self._call.arguments.items():
+        for name, value in self._call.arguments.items():  # one by one, so that an error names it
             with pickling.naming(f"The argument `{name}` of {title}"):
                 pickling.dump(collector, value)
         return collector.numbered
@@ -327,7 +317,7 @@ class Manifest:
         call would be traced again.
 
         Args:
-            numbers: iterable of int, of the objects that have others as attributes now.
+            numbers: those of the objects that have others as attributes now.
         """
         again = Manifest(self._function, self._call)
         shipment, _ = again.ship()
@@ -335,7 +325,7 @@ class Manifest:
         for number in numbers:
             _find_paths(self.numbered[number], (number,), paths)
         found = tuple(paths.get(id(obj), ()) for obj in again.numbered)
-        if all(found):
+        if all(found):  # else a worker would not find all of its own
             _grown[shipment.key] = Grown(self._key, found)
         while len(_grown) > _GROWN_KEPT:
             del _grown[next(iter(_grown))]
@@ -382,8 +372,7 @@ class Program:
     loads everything else again with the parent's contents.
 
     Args:
-        shipment: `Shipment`.
-        open_data: callable of a number; returns the replacement for data that the parent reads.
+        open_data: returns the replacement for data that the parent reads, by their number.
 
     Attributes:
         function: the user's function; set by `begin`.
@@ -430,8 +419,8 @@ class Program:
         """Begins a call.
 
         Args:
-            pickled: `Pickled`, the call.
-            block: `Block` or None, holds its arrays.
+            pickled: the call.
+            block: holds its arrays; None if it has none.
         """
         fresh: list[Any] = []  # Python functions: a pickle always has them in the same order
 

@@ -56,6 +56,7 @@ class ModulesByValue:
 
     def take(self, module: types.ModuleType) -> None:
         """Makes a module's definitions be sent by value, if they are not already."""
+        # cloudpickle sends the code of `__main__` by value anyway.
         if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
             cloudpickle.register_pickle_by_value(module)
             self._taken.append(module)
@@ -108,11 +109,12 @@ def root_in(module: types.ModuleType, seen: set[str]) -> str | None:
     """Returns the name of a module's root: an object with variables or data, not to be duplicated.
 
     Args:
-        module: a module; only a user's module is searched.
-        seen: set of str, the modules that have none; gets those that this one leads to.
+        module: only a user's module is searched.
+        seen: names of the modules that have none; gets those that this one leads to.
 
     Returns:
-        str or None: a global of the module, or of a module that it imports something from.
+        A global of the module, or of a module that it imports something from; None if there is no
+        root.
     """
     values = _globals_of(module)
     module_name = values["__name__"]

@@ -97,11 +97,12 @@ def dump(
     """Pickles objects together, whole, so that what they share stays shared.
 
     Args:
-        parts: mapping of each object's name in errors to the object.
-        packer: `Packer`, which takes the arrays.
-        known: objects that the receiver knows, for results of a `@nano` function.
-        by_value: function or None; its module is sent by value, so that the receiver sees the
-            globals as they are now.
+        parts: the objects, by their names in errors.
+        packer: takes the arrays.
+        known: objects that the receiver knows, for results of a `@nano` function; None for items of
+            `nanotf.map` and their results.
+        by_value: a function whose module is sent by value, so that the receiver sees the globals as
+            they are now; or None.
 
     Raises:
         ShippingError: Something in them cannot be sent; names the first object that cannot.
@@ -141,11 +142,10 @@ def load(
     """Undoes `dump`; returns a list of the objects.
 
     Args:
-        pickled: `Pickled`.
-        block: `Block` or None, holds the arrays.
+        block: holds the arrays; None if there are none.
         known: as in `dump`, the receiver's own.
-        in_place: bool, default False. True makes the arrays read-only views of the block, which
-            lives as long as they do; otherwise they are copies.
+        in_place: makes the arrays read-only views of the block, which lives as long as they do;
+            otherwise they are copies.
         is_checked, put: as in `heap.load`. Results are not checked: better one with an odd
             attribute than none.
     """
