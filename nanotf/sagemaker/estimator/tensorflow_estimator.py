@@ -87,7 +87,7 @@ class TensorFlow:
         self.source_dir = None if source_dir is None else os.fspath(source_dir)
         self.dependencies = tuple(os.fspath(path) for path in dependencies or ())
         self._hyperparameters = dict(hyperparameters or {})
-        texts.encode(self._hyperparameters)
+        texts.encode(self._hyperparameters)  # rejects values here rather than in `fit`
         self.model_dir = model_dir
         self.output_path = None if output_path is None else os.fspath(output_path)
         self.base_job_name = base_job_name
@@ -171,6 +171,7 @@ class TensorFlow:
         if self.model_dir is False or "model_dir" in values:
             return values
         job = JobFolder(self._folder() / name)
+        # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
         first = job.tree("algo-1")
         default = first.model if self._workers.is_mpi else first.shared_model
         return values | {"model_dir": str(self.model_dir or default)}
@@ -195,7 +196,7 @@ class TensorFlow:
         """Returns an estimator for a job that any process has started.
 
         Args:
-            training_job_name: str.
+            training_job_name: the name that the job got from `fit` or `nanotf train`.
             sagemaker_session, model_channel_name: without effect here.
             output_path: path, default `NANOTF_JOBS`, else `./jobs`: the folder of jobs.
             wait: bool, default True, as in SageMaker: prints the log until the job has ended.

@@ -32,7 +32,7 @@ class Job:
     """The job that this process runs in. `nanotf.job()` makes it.
 
     Args:
-        name: str or None, the job's name; None in plain Python.
+        name: str or None, the job's name; None in plain Python, unless TRAINING_JOB_NAME is set.
         hyperparameters: dict of name and typed value.
         channels: dict of name and path.
         hosts: list of str, the names of all hosts.
@@ -68,7 +68,7 @@ class Job:
         """Returns the folder of a channel's data.
 
         Args:
-            name: str.
+            name: the channel's, as in `--channel` or in `channels` of `nanotf.job`.
 
         Raises:
             InvalidArgumentError: The job has no such channel.
@@ -84,12 +84,12 @@ class Job:
 
     @property
     def model_dir(self) -> pathlib.Path:
-        """The folder that becomes `model.tar.gz`; `./model` in plain Python. Made if missing."""
+        """The folder that becomes model.tar.gz; `./model` in plain Python. Made if missing."""
         return self._folder("model")
 
     @property
     def output_data_dir(self) -> pathlib.Path:
-        """The folder that becomes `output.tar.gz`; `./output` in plain Python. Made if missing."""
+        """The folder that becomes output.tar.gz; `./output` in plain Python. Made if missing."""
         return self._folder("output_data")
 
     @property
@@ -126,7 +126,7 @@ class Job:
         In plain Python the text is logged.
 
         Args:
-            text: str.
+            text: what went wrong, for whoever reads the job's description.
         """
         if self._failure is None:
             logger.error("The job failed: %s", text)
