@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: the descriptor of a file with a pickled `ScriptRanks`, the process id of the
-            parent, and the rank, which is for `ps` alone.
+            parent, and the rank, which only lists of processes show.
     """
     fd, parent, _ = map(int, arguments)
     process.end_with_parent(parent)

@@ -37,7 +37,7 @@ def enter(mailbox: Mailbox | None) -> None:
     """Makes this process a rank. Called before the user's script begins.
 
     Args:
-        mailbox: `Mailbox`, or None, which makes this process the only one again.
+        mailbox: None makes this process the only one again.
     """
     global _mailbox, _config
     _mailbox, _config = mailbox, None
@@ -210,7 +210,7 @@ def noted(notes: Any) -> Iterator[None]:
     """Makes `partition` note operations in this context.
 
     Args:
-        notes: `trace.Notes`.
+        notes: a `trace.Notes`, which gets them.
     """
     before = _notes.set(notes)
     try:
