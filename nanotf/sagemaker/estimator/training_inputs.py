@@ -19,7 +19,7 @@ class ShuffleConfig:
     """Shuffles a channel in Pipe mode, in another order in each epoch.
 
     Args:
-        seed: the order of an epoch depends on it and on the epoch's number.
+        seed: int; the order of an epoch depends on it and on the epoch's number.
     """
 
     seed: int
@@ -34,8 +34,8 @@ class TrainingInput:
         distribution: "FullyReplicated" (default) or "ShardedByS3Key". One script reads the data of
             all hosts, so both give it all of them.
         compression: None (default) or "Gzip"; Pipe mode only.
-        content_type: a MIME type that the script finds in `inputdataconfig.json`; None (default)
-            leaves it out.
+        content_type: str, a MIME type that the script finds in `inputdataconfig.json`, or None
+            (default), which leaves it out.
         record_wrapping: None (default) or "RecordIO"; Pipe mode only.
         s3_data_type: "S3Prefix"; manifests are not supported.
         input_mode: "File", "FastFile", "Pipe", or None (default) for the estimator's.

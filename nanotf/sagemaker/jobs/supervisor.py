@@ -182,6 +182,7 @@ class JobSupervisor:
             tree = self._job.tree(host)
             for channel in self._request.channels:
                 data = data_channels.provide(channel, tree, downloads)
+                # The first host's script reads the data of all hosts.
                 if channel.is_pipe and host == self._request.host_names[0]:
                     self._pipes.append(data_channels.feeder_arguments(channel, data, tree))
             self._provide_checkpoints(tree.checkpoints)
@@ -196,7 +197,7 @@ class JobSupervisor:
         if folder is None:
             assert address is not None
             folder = self._job.path / _CHECKPOINTS
-            if not folder.exists() and addresses.exists(address):
+            if not folder.exists() and addresses.exists(address):  # once, for all hosts
                 addresses.download(address, folder)
         folder.mkdir(parents=True, exist_ok=True)
         place.symlink_to(folder, target_is_directory=True)

@@ -75,7 +75,7 @@ class Feed:
         """Returns the files of an epoch, in the order in which they are written.
 
         Args:
-            epoch: counts from 0; with `shuffle`, each has an order of its own.
+            epoch: int, counts from 0; with `shuffle`, each has an order of its own.
 
         Raises:
             InvalidArgumentError: There are none.
@@ -101,7 +101,7 @@ def feed(what: Feed) -> None:
     An exception in the midst, such as one of a signal's handler, ends it. Its FIFOs are removed.
 
     Args:
-        what: the channel, its files and its folder.
+        what: `Feed`, the channel, its files and its folder.
 
     Raises:
         InvalidArgumentError: There are no files, or another feeder feeds the channel.

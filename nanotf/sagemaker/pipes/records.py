@@ -74,6 +74,7 @@ class RecordReader:
             while full:
                 limit = self._limit - self.skipped
                 scan = self._scan(kind, self._buffer, self._filled, limit, self._searched)
+                # Then the buffer may hold more records.
                 full = len(scan.spans) == 2 * scanning.RECORDS_AT_ONCE
                 if scan.spans:
                     yield self._take(scan.spans)

@@ -54,7 +54,7 @@ def _measured(
 ) -> list[float]:
     """Returns what rank 0 measures, on all ranks, so that they divide alike; empty if it cannot."""
     box, place = runtime.mailbox(), runtime.place()
-    if place.rank > 0:  # of every copy of the model, so that copies are cut alike, too
+    if place.rank > 0:  # of all copies of the model: they are cut alike
         (received,) = box.receive(0, _TIMES, "smp: times for auto_partition")
         return [float(seconds) for seconds in received]
     found = piece_times.seconds(traced, groups, free) or []

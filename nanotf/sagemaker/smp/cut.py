@@ -188,6 +188,7 @@ def _stage(
     owners: Sequence[int | None],
     stage: int,
 ) -> Stage:
+    # Edges that order side effects cross no cut: processes share no state.
     for op in traced.operations:
         kept = [e for e in op.control_inputs if partitions[e.name] == partitions[op.name]]
         keep_control_inputs(op, kept)

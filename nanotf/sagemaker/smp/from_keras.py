@@ -106,6 +106,7 @@ class KerasModel(StepModel):
         """Trains on a batch; returns the logs."""
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         self._build_losses(y, sample_weight)
+        # Losses of microbatches may count in metrics here; `test_step` counts the batch once.
         with self._keeping_metrics():
             parts = self._get_gradients(x, y, sample_weight)
             gradients, loss, results = parts

@@ -82,7 +82,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
-    if _mailbox is not None:
+    if _mailbox is not None:  # its owner compares the configurations of all ranks
         _mailbox.introduce(_place(found).mp_rank, repr(found))
     elif found.partitions > 1:
         raise JobError(

@@ -41,7 +41,7 @@ class LetterBlock:
     """A block that holds a letter; its descriptor comes with the datagram."""
 
     nbytes: int  # the size of the block
-    head: int  # the size of the pickled letter at its begin
+    head: int  # the size of the pickled letter at its start
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
                 "A mailbox carries arrays of numbers, bools or bytes. Received: an array of dtype "
                 f"{array.dtype} and shape {array.shape}, tag={tag!r}. Pickle its objects first."
             )
-    # `ascontiguousarray` makes an array of a scalar, hence `reshape`.
+    # `ascontiguousarray` gives a scalar a dimension; `reshape` takes it away.
     arrays = [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
     letter = Letter(source, tag, tuple((array.dtype, array.shape) for array in arrays))
     # The other half is for `likes`, which may be longer all the same.

@@ -176,7 +176,7 @@ class Mailbox:
                     self._changed.wait(_POLL_SECONDS)
             finally:
                 self._waits.pop(wait.number, None)
-            self._check_failure()  # every call raises from then on, though the letter is here
+            self._check_failure()  # once all fail, every call raises, even with its letter here
             arrays = box.popleft()
             if not box:
                 del self._boxes[key]

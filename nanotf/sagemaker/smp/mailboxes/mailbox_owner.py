@@ -154,7 +154,7 @@ def supervised(owner: MailboxOwner) -> Iterator[None]:
         poll.register(owner, select.POLLIN)
         poll.register(reader, select.POLLIN)
         with threads.as_service():
-            # Without reports, too, it looks every 200 ms: news may be pending, waits get long.
+            # At least every 200 ms: news may be pending, and waits grow long without any report.
             while reader not in {fd for fd, _ in poll.poll(200)}:
                 owner.read()
                 owner.flush()
