@@ -20,7 +20,7 @@ from nanotf.worker import process
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the script of an order.
+    """Runs a script as a rank.
 
     Args:
         arguments: the descriptor of a file with a pickled `ScriptRanks`, the process id of the
