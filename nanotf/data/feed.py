@@ -1,7 +1,7 @@
 """The command `python -m nanotf.data.feed`: feeds a channel's pipes until SIGTERM.
 
-A thin parser over `feeding`. Imports no TensorFlow. Exit codes: 0 all epochs were read, or
-SIGTERM; 1 a file cannot be read; 2 wrong arguments.
+A thin parser over `sagemaker.pipes.channel_feeder`. Imports no TensorFlow. Exit codes: 0 all epochs
+were read, or SIGTERM; 1 a file cannot be read; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: sequence of str, default `sys.argv[1:]`.
+        arguments: None for those of the process.
 
     Returns:
         The exit code.

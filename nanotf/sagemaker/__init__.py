@@ -1,4 +1,4 @@
-"""What is shaped after SageMaker: jobs, its estimator, Pipe mode, its model-parallel API.
+"""The parts shaped after SageMaker: jobs, its estimator, Pipe mode, its model-parallel API.
 
 A wing beside the core: it builds on the core's packages, and none of them imports it. Users import
 `nanotf.estimator`, `nanotf.smp`, `nanotf.data` and `nanotf.job`; `cli` has the commands.

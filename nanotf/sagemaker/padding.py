@@ -115,6 +115,7 @@ def _padded(x: Any, y: Any, weights: Any, batch_size: int, scales: bool) -> Any:
     check = tf.debugging.assert_less_equal(
         rows, batch_size, f"nanotf.data.pad_batches: a batch has more than {batch_size} rows."
     )
+    # Eagerly, the check has raised by now and is None; in a graph, it must run before `places`.
     with tf.control_dependencies([] if check is None else [check]):
         places = tf.range(batch_size) % rows
     is_real = tf.range(batch_size) < rows

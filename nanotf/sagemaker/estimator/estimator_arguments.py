@@ -110,16 +110,11 @@ def check_instance_type(instance_type: str) -> None:
 
 @dataclass(frozen=True)
 class DistributionWorkers:
-    """Workers that `distribution` asks for.
+    """Workers that `distribution` asks for."""
 
-    Args:
-        num_processes: str or None, workers on each host, as `-n` takes them; None for none.
-        is_mpi: bool.
-        hyperparameters: dict, what the platform passes on about it.
-    """
-
-    num_processes: str | None = None
-    is_mpi: bool = False
+    num_processes: str | None = None  # workers on each host, as `-n` takes them; None for none
+    is_mpi: bool = False  # "mpi" is among the kinds; it has another default of `model_dir`
+    # What the platform tells the script about `distribution`.
     hyperparameters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -129,9 +124,10 @@ def read_distribution(
     """Reads the argument `distribution`: each kind becomes synchronous workers of nanotf.
 
     Args:
-        distribution: mapping or None, as SageMaker takes it.
-        instance_count: int. On one host, a kind that names no number of processes lets each `fit`
-            measure what is fastest; on several, each host has one worker, as in the original.
+        distribution: as SageMaker takes it; None for none.
+        instance_count: the number of hosts. On one, a kind that names no number of processes lets
+            each `fit` measure what is fastest, but for "mpi", which has one worker; on several,
+            each host has one worker, as in the original.
 
     Raises:
         InvalidArgumentError: nanotf does not know the kind.

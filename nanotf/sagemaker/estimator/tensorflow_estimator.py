@@ -30,8 +30,8 @@ class TensorFlow:
         entry_point: str, the script. With `source_dir`, relative to it.
         source_dir: str or None, a folder or `.tar.gz` that becomes the code; None copies the
             script alone.
-        dependencies: sequence of paths that are copied beside the script.
-        hyperparameters: mapping of name and value; the script's arguments.
+        dependencies: sequence of paths that are copied beside the script; default none.
+        hyperparameters: mapping of name and value; the script's arguments. Default none.
         model_dir: str, None or False, the hyperparameter `model_dir`. None passes a folder of the
             job, False passes no such hyperparameter.
         output_path: path or address, default `NANOTF_JOBS`, else `./jobs`. A path is the folder of
@@ -44,11 +44,13 @@ class TensorFlow:
             without both the script runs in plain Python.
         max_run: float or None, seconds after which the script is stopped; default no limit.
         input_mode: "File" (default), "FastFile" or "Pipe".
-        metric_definitions: sequence of dicts with "Name" and "Regex".
-        environment: mapping of variables for the script.
-        checkpoint_s3_uri: path, address or None; where checkpoints are kept.
-        checkpoint_local_path: str or None. The script finds its checkpoints by
-            `nanotf.job().checkpoint_dir`.
+        metric_definitions: sequence of dicts with "Name" and "Regex"; default none.
+        environment: mapping of variables for the script; default none.
+        checkpoint_s3_uri: path, address or None; where checkpoints are kept. With None, as
+            `checkpoint_local_path` says.
+        checkpoint_local_path: str or None, the folder where checkpoints are kept without
+            `checkpoint_s3_uri`. With None or "/opt/ml/checkpoints", a folder of the job. The script
+            finds its checkpoints by `nanotf.job().checkpoint_dir`.
         **arguments: others of SageMaker's.
 
     Raises:
@@ -87,7 +89,7 @@ class TensorFlow:
         self.source_dir = None if source_dir is None else os.fspath(source_dir)
         self.dependencies = tuple(os.fspath(path) for path in dependencies or ())
         self._hyperparameters = dict(hyperparameters or {})
-        texts.encode(self._hyperparameters)
+        texts.encode(self._hyperparameters)  # rejects values here rather than in `fit`
         self.model_dir = model_dir
         self.output_path = None if output_path is None else os.fspath(output_path)
         self.base_job_name = base_job_name
@@ -171,6 +173,7 @@ class TensorFlow:
         if self.model_dir is False or "model_dir" in values:
             return values
         job = JobFolder(self._folder() / name)
+        # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
         first = job.tree("algo-1")
         default = first.model if self._workers.is_mpi else first.shared_model
         return values | {"model_dir": str(self.model_dir or default)}
@@ -195,7 +198,7 @@ class TensorFlow:
         """Returns an estimator for a job that any process has started.
 
         Args:
-            training_job_name: str.
+            training_job_name: str, the name that the job got from `fit` or `nanotf train`.
             sagemaker_session, model_channel_name: without effect here.
             output_path: path, default `NANOTF_JOBS`, else `./jobs`: the folder of jobs.
             wait: bool, default True, as in SageMaker: prints the log until the job has ended.

@@ -19,7 +19,7 @@ class ShuffleConfig:
     """Shuffles a channel in Pipe mode, in another order in each epoch.
 
     Args:
-        seed: int.
+        seed: int; the order of an epoch depends on it and on the epoch's number.
     """
 
     seed: int
@@ -34,7 +34,8 @@ class TrainingInput:
         distribution: "FullyReplicated" (default) or "ShardedByS3Key". One script reads the data of
             all hosts, so both give it all of them.
         compression: None (default) or "Gzip"; Pipe mode only.
-        content_type: str or None.
+        content_type: str, a MIME type that the script finds in `inputdataconfig.json`, or None
+            (default), which leaves it out.
         record_wrapping: None (default) or "RecordIO"; Pipe mode only.
         s3_data_type: "S3Prefix"; manifests are not supported.
         input_mode: "File", "FastFile", "Pipe", or None (default) for the estimator's.
@@ -82,7 +83,7 @@ def as_channels(inputs: Any, input_mode: str) -> tuple[DataChannel, ...]:
     Args:
         inputs: None, one source for the channel "training", or a mapping of channel and source. A
             source is a str, a path or a `TrainingInput`.
-        input_mode: str, for sources that name none.
+        input_mode: for sources that name none.
 
     Raises:
         InvalidArgumentTypeError: It is something else.

@@ -69,6 +69,7 @@ class TrainingJob:
 
         Raises:
             InvalidArgumentError: The job has ended, or is being stopped already.
+            JobError: It runs on another machine, or its supervisor does not react.
         """
         follow.stop(self._folder)
 

@@ -37,7 +37,8 @@ def check(address: str) -> None:
     """Rejects an address that cannot be read here: a missing path, or a package not installed.
 
     Raises:
-        InvalidArgumentError: as above. Remote storage itself is not asked.
+        InvalidArgumentError: as above. Nothing is sent to remote storage, so data that are missing
+            there are found only by `download`.
     """
     path = local_path(address)
     if path is None:
@@ -70,8 +71,8 @@ def download(address: str, folder: pathlib.Path) -> None:
     """Copies a remote folder's content, or a single file, into a local folder.
 
     Args:
-        address: str, not a local one.
-        folder: path, created if it is missing.
+        address: not a local one.
+        folder: created if it is missing.
     """
     system, path = _open(address)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +93,7 @@ def exists(address: str) -> bool:
 def upload(file: pathlib.Path, address: str) -> None:
     """Copies a file, or a folder's content, to a remote address."""
     system, path = _open(address)
+    # Object storage has no folders, but a file system behind fsspec needs the parent.
     system.makedirs(path.rpartition("/")[0], exist_ok=True)
     if file.is_dir():
         system.put(f"{file}/", f"{path.rstrip('/')}/", recursive=True)

@@ -1,4 +1,4 @@
-"""The archives of a job: `model.tar.gz` and `output.tar.gz`."""
+"""The archives of a job: model.tar.gz and output.tar.gz."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def pack(folders: Iterable[pathlib.Path], archive: pathlib.Path) -> bool:
     Where two folders have a file of the same name, that of the later one is extracted last.
 
     Args:
-        folders: iterable of paths, one for each host.
-        archive: path of the `.tar.gz`.
+        folders: one for each host; one that does not exist counts as empty.
+        archive: the `.tar.gz`, which appears only when it is whole.
 
     Returns:
         False if the folders hold nothing. There is no archive then.

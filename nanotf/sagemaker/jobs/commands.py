@@ -1,6 +1,6 @@
 """The commands and variables of a job's programs: the script on each host, and feeders.
 
-Sets for the script: the variables of `environment`; PYTHONPATH, which begins with the code;
+Sets for the script: the variables of `script_variables`; PYTHONPATH, which begins with the code;
 PYTHONUNBUFFERED; NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and
 NANOTF_SECRET. The user's own `environment` of the request wins.
 """
@@ -34,10 +34,9 @@ def begin(
     """Starts a job's programs, feeders first, and yields each at once.
 
     Args:
-        job: `JobFolder`, whose trees are filled.
-        request: `Request`.
-        python: str, the interpreter of the script.
-        feeders: sequence of a module and its arguments, one for each channel in Pipe mode.
+        job: its trees are filled.
+        python: the interpreter of the script.
+        feeders: a module and its arguments, for each channel in Pipe mode.
     """
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
@@ -46,6 +45,7 @@ def begin(
         program.command = ["python", "-m", *feeder]  # python_command's is too long for a message
         yield program
     parts = host_parts(request)
+    # Once for all hosts: they must agree on the port and the secret.
     gpus, shared = script_variables.count_gpus(), variables_of_hosts(hosts)
     for host, part in zip(hosts, parts, strict=True):
         counts = Counts(part.cores, gpus)
@@ -63,6 +63,7 @@ def begin(
 def host_parts(request: JobRequest) -> list[SimulatedHost]:
     """Returns the cores of each host of a job."""
     number = request.num_processes
+    # With "auto", each `fit` chooses a number among the cores that its host has.
     workers = 1 if number in (None, topology.AUTO) else int(number or 1)
     return divide(request.instances, workers, topology.describe_machine())
 
@@ -93,6 +94,7 @@ def variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
     """Returns the variables by which `nanotf run` on simulated hosts finds the others."""
     if len(hosts) == 1:
         return {}
+    # All hosts use one port, so each needs an address of its own.
     numbered = [(host, int(host.rpartition("-")[2])) for host in hosts]
     return {
         "NANOTF_HOST_ADDRESSES": ",".join(f"{host}=127.0.0.{k}" for host, k in numbered),

@@ -20,33 +20,24 @@ MODES = ("File", "FastFile", "Pipe")
 DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
 COMPRESSIONS = ("None", "Gzip")
 WRAPPINGS = ("None", "RecordIO")
+# SageMaker's rule of channel names.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
 class DataChannel:
-    """One channel.
+    """One channel."""
 
-    Args:
-        name: str, letters, digits, ".", "_" and "-".
-        source: str, a path, `file://`, or an address that fsspec reads.
-        mode: "File" (default), "FastFile" (the same here) or "Pipe".
-        content_type: str or None.
-        distribution: "FullyReplicated" or "ShardedByS3Key". One script reads the data of all
-            hosts, so both give it all of them.
-        compression: "None" or "Gzip": the feeder unzips; Pipe mode only.
-        wrapping: "None", or "RecordIO": the feeder wraps each file; Pipe mode only.
-        shuffle: int or None, the seed by which the feeder shuffles each epoch; Pipe mode only.
-    """
-
-    name: str
-    source: str
-    mode: str = "File"
-    content_type: str | None = None
+    name: str  # letters, digits, ".", "_" and "-"
+    source: str  # a path, `file://`, or an address that fsspec reads
+    mode: str = "File"  # or "FastFile" (the same here), or "Pipe"
+    content_type: str | None = None  # a MIME type, for the script
+    # Or "ShardedByS3Key". One script reads the data of all hosts, so both give it all of them.
     distribution: str = "FullyReplicated"
-    compression: str = "None"
-    wrapping: str = "None"
-    shuffle: int | None = None
+    # The rest is for Pipe mode only.
+    compression: str = "None"  # or "Gzip": the feeder unzips
+    wrapping: str = "None"  # or "RecordIO": the feeder makes a record of each file
+    shuffle: int | None = None  # the seed by which the feeder shuffles the files of each epoch
 
     @property
     def is_pipe(self) -> bool:
@@ -144,9 +135,8 @@ def provide(channel: DataChannel, tree: Tree, downloads: pathlib.Path) -> pathli
     A remote source is copied once, for all hosts.
 
     Args:
-        channel: `DataChannel`.
-        tree: `Tree` of the host.
-        downloads: path of the job's folder for copies.
+        tree: that of the host.
+        downloads: the job's folder for copies.
 
     Returns:
         The local file or folder that holds the data. In Pipe mode nothing is linked.

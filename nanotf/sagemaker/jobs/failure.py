@@ -19,10 +19,10 @@ def of_script(
     """Returns the text for a script that ended with an exit code other than 0.
 
     Args:
-        exit_code: int.
-        errors: str, the end of its standard error; None leaves it out.
+        exit_code: as shells report it: 128 + n after signal n.
+        errors: the end of its standard error; None leaves it out.
         command: its words.
-        host: str or None, the host that it ran on, for jobs with several.
+        host: the host that it ran on; None in jobs with one host.
     """
     lines = ["ExecuteUserScriptError:", f"ExitCode {exit_code}"]
     if errors is not None:
@@ -41,10 +41,6 @@ def of_framework(traceback: str) -> str:
 
 def write(path: pathlib.Path, text: str) -> str:
     """Writes `output/failure`, but for one that exists: the script's own says more.
-
-    Args:
-        path: path of the file.
-        text: str.
 
     Returns:
         The reason: the first 1,024 characters of the file.

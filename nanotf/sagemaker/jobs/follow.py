@@ -22,11 +22,12 @@ class LogReader:
     """Reads the logs of a job's hosts from where it has stopped.
 
     Args:
-        job: `JobFolder`.
-        host: str or None, one host; None reads all and names the host in each line if there are
-            several.
-        rank: int or None, a worker of the host, by default the first one; None reads what the
-            script itself prints.
+        host: one host; None reads all, and names the host in each line if there are several.
+        rank: a worker of the host (of the first one if `host` is None); None reads what the script
+            itself prints.
+
+    Raises:
+        InvalidArgumentError: The job has no such host, or the host no log of this rank.
     """
 
     def __init__(self, job: JobFolder, host: str | None = None, rank: int | None = None) -> None:
@@ -61,6 +62,7 @@ class LogReader:
         with path.open("rb") as file:
             file.seek(self._positions[host])
             data = file.read()
+        # The supervisor may be in the middle of a line; the rest of it comes with the next call.
         data = data[: data.rfind(b"\n") + 1]
         self._positions[host] += len(data)
         text = data.decode(errors="replace")
@@ -78,8 +80,7 @@ def wait(
     """Waits until a job has ended.
 
     Args:
-        job: `JobFolder`.
-        log: callable of a str, default None; receives the log as it grows, from its beginning.
+        log: receives the log as it grows, from its beginning; None prints nothing.
         host, rank: as in `LogReader`.
 
     Returns:
@@ -116,7 +117,7 @@ def print_to(file: TextIO) -> Callable[[str], object]:
 
 
 def stop(job: JobFolder) -> JobState:
-    """Asks a job to stop: SIGTERM to its script, SIGKILL after 120 s.
+    """Asks a job to stop: SIGTERM to its script, SIGKILL after `JobRequest.stop_seconds`.
 
     Returns:
         The state after the supervisor has begun to stop it.
@@ -136,6 +137,7 @@ def stop(job: JobFolder) -> JobState:
             f"A job is stopped on the machine that runs it. Received: {job.name}, which runs on "
             f"{state.owner.node}. Call `nanotf jobs stop {job.name}` there."
         )
+    # The job may end at this moment; its last state is then the answer.
     try:
         os.kill(state.owner.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -209,6 +211,7 @@ def model_data(job: JobFolder) -> str | None:
     if not job.model.exists():
         return None
     upload = job.read_request().upload
+    # The supervisor uploads before it writes the final state; the upload may not exist before.
     if upload is not None and job.read_state().is_final:
         return addresses.join(upload, job.name, "output", job.model.name)
     return str(job.model)

@@ -1,7 +1,7 @@
 """Hyperparameters as JSON text, as arguments of a script, and as typed values.
 
-The rules are those of the SageMaker training toolkit (`mapping.py`, `params.py`,
-`environment.read_hyperparameters`). In `hyperparameters.json` each value is JSON text:
+The rules are those of the SageMaker training toolkit (its mapping.py, its params.py, and
+read_hyperparameters of its environment.py). In `hyperparameters.json` each value is JSON text:
 `{"epochs": "10", "opt": "\\"adam\\""}`.
 """
 
@@ -65,9 +65,6 @@ def parse(text: Any) -> Any:
 
 def parse_options(options: Iterable[str]) -> dict[str, Any]:
     """Reads the options `-p name=value` of the command line.
-
-    Args:
-        options: texts such as "epochs=3".
 
     Raises:
         InvalidArgumentError: A text has no name or no "=", or two have the same name.

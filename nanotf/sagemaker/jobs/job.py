@@ -32,7 +32,7 @@ class Job:
     """The job that this process runs in. `nanotf.job()` makes it.
 
     Args:
-        name: str or None, the job's name; None in plain Python.
+        name: str or None, the job's name; None in plain Python, unless TRAINING_JOB_NAME is set.
         hyperparameters: dict of name and typed value.
         channels: dict of name and path.
         hosts: list of str, the names of all hosts.
@@ -68,7 +68,7 @@ class Job:
         """Returns the folder of a channel's data.
 
         Args:
-            name: str.
+            name: str, as in `--channel` or in `channels` of `nanotf.job`.
 
         Raises:
             InvalidArgumentError: The job has no such channel.
@@ -84,12 +84,12 @@ class Job:
 
     @property
     def model_dir(self) -> pathlib.Path:
-        """The folder that becomes `model.tar.gz`; `./model` in plain Python. Made if missing."""
+        """The folder that becomes model.tar.gz; `./model` in plain Python. Made if missing."""
         return self._folder("model")
 
     @property
     def output_data_dir(self) -> pathlib.Path:
-        """The folder that becomes `output.tar.gz`; `./output` in plain Python. Made if missing."""
+        """The folder that becomes output.tar.gz; `./output` in plain Python. Made if missing."""
         return self._folder("output_data")
 
     @property
@@ -126,7 +126,7 @@ class Job:
         In plain Python the text is logged.
 
         Args:
-            text: str.
+            text: str, what went wrong, for whoever reads the job's description.
         """
         if self._failure is None:
             logger.error("The job failed: %s", text)
@@ -163,6 +163,7 @@ def job(
     defaults = dict(hyperparameters or {})
     given = {name: pathlib.Path(path) for name, path in (channels or {}).items()}
     here = tree.find()
+    # Every job has this file, in a container and here; plain Python has none.
     if here.resources.is_file():
         return _in_job(here, defaults, given)
     folder = pathlib.Path.cwd()
@@ -222,6 +223,7 @@ def _folders(
 
 def _from_command_line(defaults: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
     """Reads `--name value` for the names of defaults; other arguments belong to the script."""
+    # No abbreviations: an argument of the script's own may be a prefix of a name.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, prefix_chars="-")
     for name in defaults:
         dashes = "--" if len(name) > 1 else "-"
@@ -237,7 +239,7 @@ def _typed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
-    kind = type(default)
+    kind = type(default)  # True is an int, too: `_whole` makes it 1
     if default is None or value is None or (isinstance(value, kind) and kind is not int):
         return value
     try:

@@ -68,6 +68,7 @@ def _check_hosts(request: JobRequest) -> None:
             "A job runs either on real hosts or on simulated ones. Received: "
             f"hosts={request.hosts}, instances={request.instances}. Leave one out."
         )
+    # `nanotf run` joins the hosts, and it runs Python.
     several = request.instances > 1 or request.hosts is not None
     if several and not request.source.entry.endswith(".py"):
         raise InvalidArgumentError(
@@ -80,8 +81,7 @@ def start(request: JobRequest, output: str | os.PathLike[str] | None = None) -> 
     """Starts a job.
 
     Args:
-        request: `Request`.
-        output: path of the folder of jobs, default as `record.folder_of_jobs` says.
+        output: the folder of jobs; None as in `record.folder_of_jobs`.
 
     Returns:
         The job's folder. A supervisor owns it, and outlives this process.
@@ -151,6 +151,7 @@ def _fill(job: JobFolder, request: JobRequest) -> None:
         channels = {channel.name: channel.configuration() for channel in request.channels}
         files.write_json(tree.input_data, channels)
     job.write_request(request)
+    # Last: a folder counts as a job (`record.find`) once it has a state.
     job.write_state(
         JobState(record.IN_PROGRESS, "Starting", Owner.this_process(), created=record.now())
     )
@@ -174,6 +175,7 @@ def _start_supervisor(job: JobFolder) -> None:
     except (NanoError, OSError, subprocess.SubprocessError) as error:
         reason = f"The job's supervisor must start. Received: {error}"
         state = job.read_state()
+        # Only the owner writes the state: a supervisor that took over records its own failure.
         if not state.owner.is_supervisor:
             ended = replace(state, status=record.FAILED, phase=record.FAILED, ended=record.now())
             job.write_state(replace(ended, failure_reason=reason))

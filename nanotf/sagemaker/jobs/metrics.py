@@ -16,15 +16,10 @@ from nanotf.wire import files
 
 @dataclass(frozen=True)
 class Metric:
-    """The definition of a metric.
+    """The definition of a metric."""
 
-    Args:
-        name: str, for instance "val:acc".
-        regex: str, with a group around the number. It is searched in every line.
-    """
-
-    name: str
-    regex: str
+    name: str  # for instance "val:acc"
+    regex: str  # with a group around the number; it is searched in every line
 
     def check(self) -> None:
         """Rejects an expression that finds no number. Raises `InvalidArgumentError`."""
@@ -61,11 +56,7 @@ def parse_options(options: Iterable[str]) -> list[Metric]:
 
 
 class Finder:
-    """Finds metrics in lines.
-
-    Args:
-        metrics: iterable of `Metric`.
-    """
+    """Finds metrics in lines."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._expressions = [(metric.name, re.compile(metric.regex)) for metric in metrics]

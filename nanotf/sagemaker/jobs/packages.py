@@ -19,8 +19,8 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     """Makes an environment in a folder, and installs what a file asks for.
 
     Args:
-        requirements: path of a `requirements.txt`.
-        folder: path of the environment, created.
+        requirements: a `requirements.txt`.
+        folder: the environment, created.
 
     Returns:
         The environment's Python.

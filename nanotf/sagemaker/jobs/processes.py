@@ -27,20 +27,13 @@ _DRAIN_SECONDS = 5.0  # for output that a script's process has written before it
 
 @dataclass
 class JobProcess:
-    """A process of a job, the leader of a process group of its own.
-
-    Args:
-        host: str, the host that it belongs to.
-        command: its words, for messages.
-        process: `subprocess.Popen`, with pipes for its output.
-        is_feeder: bool, True for a process that only writes data for a script.
-    """
+    """A process of a job, the leader of a process group of its own."""
 
     host: str
-    command: list[str]
-    process: subprocess.Popen[bytes]
-    is_feeder: bool = False
-    _tail: bytearray = field(default_factory=bytearray)
+    command: list[str]  # its words, for messages
+    process: subprocess.Popen[bytes]  # with pipes for its output
+    is_feeder: bool = False  # it only writes data for a script
+    _tail: bytearray = field(default_factory=bytearray)  # of standard error, at most `_TAIL_BYTES`
 
     @property
     def is_running(self) -> bool:
@@ -84,10 +77,9 @@ def begin(
 
     Args:
         command: its words.
-        host: str.
-        folder: str, its working directory.
-        environ: mapping, its environment.
-        feeder: bool, as in `JobProcess`.
+        folder: its working directory.
+        environ: its whole environment.
+        feeder: as `JobProcess.is_feeder`.
     """
     supervisor = os.getpid()
     process = subprocess.Popen(
@@ -111,6 +103,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
+        # Programs inherit neither end (PEP 446), so the pipe ends with this process.
         waits, self._pipe = os.pipe()
         if os.fork():
             os.close(waits)
@@ -127,6 +120,7 @@ class Guard:
     def _stand(waits: int) -> None:
         with open(waits, "rb") as pipe:
             groups = [int(line) for line in pipe]
+        # A 0 is from `dismiss`. As a process group, it would be the guard's own.
         for group in groups if 0 not in groups else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
@@ -157,8 +151,8 @@ class Output:
     """Reads the output of programs, as it comes.
 
     Args:
-        write: callable of a program, a line with its line end, and a bool, True for a line of
-            standard error; called for each whole line.
+        write: takes a program, a line with its line end, and True for a line of standard error;
+            called for each whole line.
     """
 
     def __init__(self, write: Callable[[JobProcess, bytes, bool], None]) -> None:

@@ -45,6 +45,7 @@ REASON_LENGTH = 1024  # of the text in output/failure, as a container's platform
 FOLDER_VARIABLE = "NANOTF_JOBS"
 DEFAULT_FOLDER = "jobs"
 MAX_NAME = 63
+# SageMaker's rule of job names.
 _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
 
@@ -56,38 +57,23 @@ def _must(is_right: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The description of a job to run. `launch.start` checks it.
-
-    Args:
-        name: str, the job's name.
-        source: `Source`, its code.
-        hyperparameters: dict of name and value.
-        channels: tuple of `Channel`.
-        num_processes: str or None, `-n` of `nanotf run`: a number, or "auto". None runs the script
-            in plain Python on one host.
-        hosts: str or None, `--hosts` of `nanotf run`: real machines.
-        instances: int, default 1; more simulate as many hosts on this machine.
-        metrics: tuple of `Metric`, searched in each line of the log.
-        max_run: float or None, seconds after which the script is stopped.
-        stop_seconds: float, default 120: seconds from SIGTERM to SIGKILL.
-        environment: dict of variables for the script.
-        checkpoints: str or None, a path or an address that holds the checkpoints.
-        upload: str or None, an address that receives the archives at the end.
-    """
+    """The description of a job to run. `launch.start` checks it."""
 
     name: str
     source: SourceCode
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    hyperparameters: dict[str, Any] = field(default_factory=dict)  # values that JSON can hold
     channels: tuple[DataChannel, ...] = ()
+    # `-n` of `nanotf run`: a number, or "auto". None runs the script in plain Python on one host.
     num_processes: str | None = None
-    hosts: str | None = None
-    instances: int = 1
-    metrics: tuple[Metric, ...] = ()
-    max_run: float | None = None
-    stop_seconds: float = 120.0
-    environment: dict[str, str] = field(default_factory=dict)
+    hosts: str | None = None  # `--hosts` of `nanotf run`: real machines; None for this one
+    instances: int = 1  # more simulate as many hosts on this machine
+    metrics: tuple[Metric, ...] = ()  # searched in each line of the log
+    max_run: float | None = None  # seconds after which the script is stopped; None: no limit
+    stop_seconds: float = 120.0  # from SIGTERM to SIGKILL
+    environment: dict[str, str] = field(default_factory=dict)  # variables of the script alone
+    # A path or an address that holds the checkpoints; None for a folder of the job's own.
     checkpoints: str | None = None
-    upload: str | None = None
+    upload: str | None = None  # an address that receives the archives at the end; None for none
 
     @property
     def host_names(self) -> list[str]:
@@ -97,6 +83,7 @@ class JobRequest:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> JobRequest:
         """Reads what `asdict` has written."""
+        # JSON has lists alone; the fields are tuples.
         source = value["source"] | {"dependencies": tuple(value["source"]["dependencies"])}
         found = cls(
             **value
@@ -121,19 +108,12 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that owns a job.
-
-    Args:
-        pid: int.
-        start: str, tells the process from later ones with the same pid.
-        node: str, the machine's name.
-        is_supervisor: bool, False for a process that launches the job.
-    """
+    """The process that owns a job."""
 
     pid: int
-    start: str
-    node: str
-    is_supervisor: bool = False
+    start: str  # tells the process from later ones with the same pid
+    node: str  # the machine's name
+    is_supervisor: bool = False  # False for a process that launches the job
 
     @classmethod
     def this_process(cls, *, is_supervisor: bool = False) -> Owner:
@@ -162,7 +142,7 @@ def _start_of(pid: int) -> str:
         raise psutil.NoSuchProcess(pid)
     if psutil.LINUX:  # exact, and steady when the clock is set, unlike create_time()
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        try:
+        try:  # it may have ended since
             status = pathlib.Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             raise psutil.NoSuchProcess(pid) from None
@@ -173,28 +153,19 @@ def _start_of(pid: int) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job.
+    """The state of a job. Times are UTC as ISO 8601."""
 
-    Args:
-        status: str, "InProgress", "Stopping", or final: "Completed", "Failed", "Stopped".
-        phase: str, the part of the work: "Starting", "Downloading", "Training", "Uploading",
-            "MaxRuntimeExceeded", or the status.
-        owner: `Owner`.
-        created, started, ended: str or None, UTC as ISO 8601: of the job, of the script, of both.
-        exit_codes: dict of host and its script's exit code; 128 + n after signal n.
-        failure_reason: str or None, at most 1,024 characters.
-        failure_beside_log: str or None, the reason without what the script's log ends with; None if
-            the log says nothing of it.
-    """
-
-    status: str
+    status: str  # "InProgress", "Stopping", or final: "Completed", "Failed", "Stopped"
+    # The part of the work: "Starting", "Downloading", "Training", "Uploading",
+    # "MaxRuntimeExceeded", or the status.
     phase: str
     owner: Owner
-    created: str
-    started: str | None = None
-    ended: str | None = None
-    exit_codes: dict[str, int] = field(default_factory=dict)
-    failure_reason: str | None = None
+    created: str  # the job's folder was made
+    started: str | None = None  # the script was started
+    ended: str | None = None  # the state became final
+    exit_codes: dict[str, int] = field(default_factory=dict)  # by host; 128 + n after signal n
+    failure_reason: str | None = None  # at most 1,024 characters
+    # The reason without what the script's log ends with; None if the log says nothing of it.
     failure_beside_log: str | None = None
 
     @property
@@ -225,13 +196,9 @@ class JobState:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A job on disk.
+    """A job on disk."""
 
-    Args:
-        path: path of its folder.
-    """
-
-    path: pathlib.Path
+    path: pathlib.Path  # the job's folder, whose name is the job's
 
     @property
     def name(self) -> str:
@@ -358,7 +325,7 @@ def make_name(base: str) -> str:
     """Returns a job's name: the base, then the time in UTC to the millisecond.
 
     Args:
-        base: str; other characters than letters and digits become "-".
+        base: other characters than letters and digits become "-".
     """
     moment = datetime.now(timezone.utc)
     stamp = f"{moment:%Y-%m-%d-%H-%M-%S}-{moment.microsecond // 1000:03d}"
@@ -379,8 +346,7 @@ def find(name: str, output: str | os.PathLike[str] | None = None) -> JobFolder:
     """Returns a job.
 
     Args:
-        name: str.
-        output: path of the folder of jobs, default as `folder_of_jobs` says.
+        output: the folder of jobs; None as in `folder_of_jobs`.
 
     Raises:
         InvalidArgumentError: There is no such job.

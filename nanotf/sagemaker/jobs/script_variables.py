@@ -35,14 +35,9 @@ _DISTRIBUTIONS = (
 
 @dataclass(frozen=True)
 class Counts:
-    """Processors of a host.
+    """Processors of a host."""
 
-    Args:
-        cpus: int, the cores that its processes may use.
-        gpus: int.
-    """
-
-    cpus: int
+    cpus: int  # the cores that its processes may use
     gpus: int
 
 
@@ -70,9 +65,8 @@ def resource_config(
 
     Args:
         hosts: names of all hosts.
-        current: str, this host's name.
-        instance_type: str, default "local".
-        interface: str, the network interface, default "eth0".
+        current: this host's name.
+        interface: the name of the network interface.
     """
     hosts = sorted(hosts)
     group = {"instance_group_name": GROUP, "instance_type": instance_type, "hosts": hosts}
@@ -100,9 +94,8 @@ def variables(tree: Tree, job_name: str, counts: Counts) -> dict[str, str]:
     """Returns the variables of a script on one host.
 
     Args:
-        tree: `Tree` of the host, whose three JSON files exist.
-        job_name: str.
-        counts: `Counts` of the host.
+        tree: that of the host, whose three JSON files exist.
+        counts: those of the host.
     """
     training = _training_environment(tree, job_name, counts)
     arguments = hyperparameters.to_arguments(training["hyperparameters"])

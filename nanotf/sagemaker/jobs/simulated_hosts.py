@@ -21,15 +21,10 @@ from nanotf.machine.cpus import Machine
 
 @dataclass(frozen=True)
 class SimulatedHost:
-    """The cores of a host.
+    """The cores of a host."""
 
-    Args:
-        cores: int, the number of physical cores.
-        mask: frozenset of int or None, the logical CPUs to bind its processes to; None for all.
-    """
-
-    cores: int
-    mask: frozenset[int] | None = None
+    cores: int  # the number of physical cores
+    mask: frozenset[int] | None = None  # logical CPUs to bind its processes to; None for all
 
 
 def divide(count: int, workers: int, machine: Machine) -> list[SimulatedHost]:
@@ -39,12 +34,12 @@ def divide(count: int, workers: int, machine: Machine) -> list[SimulatedHost]:
     workers, hosts share cores: a slow simulation is better than none.
 
     Args:
-        count: int, the number of hosts.
-        workers: int, the workers that each host must be able to start; at most the usable cores.
-        machine: `Machine` that they share.
+        count: the number of hosts.
+        workers: the workers that each host must be able to start; at most the usable cores.
+        machine: the machine that they share.
 
     Returns:
-        list of `SimulatedHost`, one for each host.
+        One entry for each host.
     """
     usable = [cpu.id for cpu in machine.usable_cores()]
     if count == 1 or not usable:

@@ -26,18 +26,12 @@ _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")
 
 @dataclass(frozen=True)
 class SourceCode:
-    """The code of a job.
+    """The code of a job."""
 
-    Args:
-        script: str, the entry point: a path, relative to `folder` if there is one.
-        folder: str or None, a folder (or a `.tar.gz`) that is copied as a whole. None copies the
-            script alone.
-        dependencies: paths of files and folders that are copied beside the script.
-    """
-
-    script: str
+    script: str  # the entry point: a path, relative to `folder` if there is one
+    # A folder, or a `.tar.gz`, that is copied as a whole. None copies the script alone.
     folder: str | None = None
-    dependencies: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()  # files and folders that are copied beside the script
 
     def check(self) -> None:
         """Rejects code that is not there. Raises `InvalidArgumentError`."""
@@ -121,6 +115,7 @@ def _check_to_the_end(archive: pathlib.Path) -> None:
     """Reads an archive to its end, where its checksum is; raises what is wrong with it."""
     with tarfile.open(archive) as tar:
         for member in tar:
+            # The filter "data" would only strip the slash.
             if pathlib.PurePosixPath(member.name).is_absolute():
                 raise tarfile.TarError(f"the path {member.name} is absolute")
         stream: Any = tar.fileobj
@@ -150,9 +145,9 @@ def command(
     """Returns the command that runs an entry point, in the folder `code`.
 
     Args:
-        entry: str, as `SourceCode.entry`.
-        code: path of the copied code.
-        python: str, the interpreter.
+        entry: as `SourceCode.entry`.
+        code: the copied code.
+        python: the interpreter.
         arguments: those of the script.
         run: options of `nanotf run`, or None for plain Python.
     """

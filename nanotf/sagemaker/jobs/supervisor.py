@@ -8,11 +8,11 @@ writes the job's state (see `record`), so nobody else does.
     Training      the script; its output goes to the logs, metrics are found in it
     Uploading     archives of the model and of other output
 
-SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after 120 s. If the supervisor
-itself is killed, the kernel kills the script (PR_SET_PDEATHSIG), and readers see that the owner of
-the job has ended.
+SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after the `stop_seconds` of
+the request (120 by default). If the supervisor itself is killed, the kernel kills the script
+(PR_SET_PDEATHSIG), and readers see that the owner of the job has ended.
 
-`programs` lists the variables that it sets for the script.
+`commands` lists the variables that it sets for the script.
 """
 
 from __future__ import annotations
@@ -58,11 +58,7 @@ class _Stop(Exception):
 
 
 class JobSupervisor:
-    """The owner of a job.
-
-    Args:
-        job: `JobFolder`.
-    """
+    """The owner of a job."""
 
     def __init__(self, job: JobFolder) -> None:
         self._job = job
@@ -127,6 +123,7 @@ class JobSupervisor:
 
     def _on_signal(self, *_: object) -> None:
         self._stop_reason = self._stop_reason or record.STOPPED
+        # An exception ends a download or pip at once. Scripts are ended by `_watch`, which waits.
         if self._is_preparing:
             self._is_preparing = False  # once
             raise _Stop
@@ -164,8 +161,8 @@ class JobSupervisor:
         """Ends the job as failed, by this text unless the script has said why it fails.
 
         Args:
-            text: str.
-            beside_log: str or None, the text without what the script's log ends with.
+            beside_log: the text without what the script's log ends with; None if the log says
+                nothing of the failure.
         """
         first = self._job.tree(self._request.host_names[0])
         try:
@@ -185,6 +182,7 @@ class JobSupervisor:
             tree = self._job.tree(host)
             for channel in self._request.channels:
                 data = data_channels.provide(channel, tree, downloads)
+                # The first host's script reads the data of all hosts.
                 if channel.is_pipe and host == self._request.host_names[0]:
                     self._pipes.append(data_channels.feeder_arguments(channel, data, tree))
             self._provide_checkpoints(tree.checkpoints)
@@ -199,7 +197,7 @@ class JobSupervisor:
         if folder is None:
             assert address is not None
             folder = self._job.path / _CHECKPOINTS
-            if not folder.exists() and addresses.exists(address):
+            if not folder.exists() and addresses.exists(address):  # once, for all hosts
                 addresses.download(address, folder)
         folder.mkdir(parents=True, exist_ok=True)
         place.symlink_to(folder, target_is_directory=True)
@@ -237,6 +235,7 @@ class JobSupervisor:
         limit = self._request.max_run
         deadline = None if limit is None else started + limit
         while any(script.is_running for script in scripts):
+            # After the last output, nothing ends the wait when a script ends.
             output.read(_PAUSE if output.is_open else 0.05)
             moment = time.monotonic()
             if deadline is not None and moment > deadline and self._stop_reason is None:
@@ -248,7 +247,7 @@ class JobSupervisor:
             elif moment > killed_at:
                 for script in scripts:
                     script.kill_group()
-        if killed_at is None:
+        if killed_at is None:  # a script may have failed after the last look
             self._note_failure()
         for program in self._programs:  # what the scripts have left, and the feeders
             program.kill_group()
@@ -296,7 +295,7 @@ class JobSupervisor:
         codes = {script.host: script.exit_code for script in scripts}
         stopping = {} if self._stop_reason is None else {"status": record.STOPPING}
         self._become(phase="Uploading", exit_codes=codes, **stopping)
-        self._upload()
+        self._upload()  # before the final state: whoever reads that finds the results
         if self._stop_reason is not None:
             phase = self._stop_reason
             self._end_as(record.STOPPED, phase, None)

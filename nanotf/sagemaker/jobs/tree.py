@@ -16,13 +16,9 @@ CONTAINER_BASE = "/opt/ml"
 
 @dataclass(frozen=True)
 class Tree:
-    """The folders and files of one host of a job.
+    """The folders and files of one host of a job."""
 
-    Args:
-        base: path of the folder that corresponds to `/opt/ml`.
-    """
-
-    base: pathlib.Path
+    base: pathlib.Path  # corresponds to `/opt/ml`
 
     @property
     def code(self) -> pathlib.Path:
@@ -31,7 +27,7 @@ class Tree:
 
     @property
     def model(self) -> pathlib.Path:
-        """Becomes `model.tar.gz` when the job ends."""
+        """Becomes model.tar.gz when the job ends."""
         return self.base / "model"
 
     @property
@@ -71,7 +67,7 @@ class Tree:
 
     @property
     def output_data(self) -> pathlib.Path:
-        """Becomes `output.tar.gz` when the job ends."""
+        """Becomes output.tar.gz when the job ends."""
         return self.output / "data"
 
     @property
@@ -120,7 +116,7 @@ def find(environ: Mapping[str, str] | None = None) -> Tree:
     """Returns the tree of the process: that of `SAGEMAKER_BASE_DIR`, else `/opt/ml`.
 
     Args:
-        environ: mapping, default `os.environ`.
+        environ: None for `os.environ`.
     """
     environ = os.environ if environ is None else environ
     return Tree(pathlib.Path(environ.get(BASE_VARIABLE) or CONTAINER_BASE))

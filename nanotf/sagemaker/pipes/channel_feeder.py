@@ -75,7 +75,7 @@ class Feed:
         """Returns the files of an epoch, in the order in which they are written.
 
         Args:
-            epoch: int.
+            epoch: int, counts from 0; with `shuffle`, each has an order of its own.
 
         Raises:
             InvalidArgumentError: There are none.
@@ -101,20 +101,20 @@ def feed(what: Feed) -> None:
     An exception in the midst, such as one of a signal's handler, ends it. Its FIFOs are removed.
 
     Args:
-        what: `Feed`.
+        what: `Feed`, the channel, its files and its folder.
 
     Raises:
         InvalidArgumentError: There are no files, or another feeder feeds the channel.
         RecordError: A file cannot be unzipped.
         OSError: A file cannot be read.
     """
-    what.files(0)
+    what.files(0)  # a source without files is rejected before anything is made
     what.pipe_dir.mkdir(parents=True, exist_ok=True)
     last = None if what.epochs is None else what.epochs - 1
     with _sole_feeder(what), contextlib.ExitStack() as made:
         _make_pipe(what, 0, made)
         for epoch in itertools.count():
-            if epoch != last:
+            if epoch != last:  # before this epoch ends: its reader may open the next one at once
                 _make_pipe(what, epoch + 1, made)
             _feed_epoch(what, epoch)
             if epoch == last:
@@ -155,6 +155,7 @@ def _write(what: Feed, file: Path, source: IO[bytes], pipe: IO[bytes]) -> None:
 
 
 def _write_all(pipe: IO[bytes], data: bytes) -> None:
+    # A raw file may write less than it is given.
     rest = memoryview(data)
     while rest:
         rest = rest[pipe.write(rest) :]

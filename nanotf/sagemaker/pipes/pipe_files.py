@@ -44,8 +44,7 @@ def check_channel(channel: str, config_dir: Path) -> None:
     """Checks that a job has a channel, and that it is in Pipe mode.
 
     Args:
-        channel: str.
-        config_dir: path of the folder of inputdataconfig.json.
+        config_dir: the folder of inputdataconfig.json.
 
     Raises:
         PipeModeDatasetException: There is no such channel, or it is no pipe.
@@ -86,8 +85,7 @@ def take_index(channel: str, state_dir: Path) -> int:
     Processes and threads that share the folder get different ones.
 
     Args:
-        channel: str.
-        state_dir: path, made if it does not exist.
+        state_dir: made if it does not exist.
 
     Raises:
         RecordError: The state file does not hold a number.
@@ -118,8 +116,7 @@ def open_pipe(path: Path, wait_seconds: float = WAIT_SECONDS) -> int:
     Opening for reading alone would wait for a writer without a deadline.
 
     Args:
-        path: path.
-        wait_seconds: float, for the FIFO, default 120 s.
+        wait_seconds: for the FIFO to appear. Its writer then has `STALL_SECONDS`.
 
     Returns:
         Its file descriptor, which the caller closes.
@@ -149,10 +146,10 @@ def await_data(path: str, fd: int, seconds: float, received: int) -> None:
     Linux reports that writers have left only after there was one.
 
     Args:
-        path: str, for messages.
-        fd: int.
-        seconds: float.
-        received: int, bytes read so far, for messages.
+        path: for messages.
+        fd: the FIFO, open for reading.
+        seconds: the limit of the wait.
+        received: bytes read so far, for messages.
 
     Raises:
         RecordError: The time is over.

@@ -94,10 +94,10 @@ def read(
     """Yields the records of one FIFO as arrays of bytes objects, one array per read.
 
     Args:
-        path: path.
-        record_format: str, a key of `scanning.FORMATS`.
-        max_corrupted_records_to_skip: int.
-        interval: int or None, print the speed after so many records; 0: at the end; None: never.
+        record_format: a key of `scanning.FORMATS`.
+        max_corrupted_records_to_skip: in this FIFO; only of "TFRecord".
+        interval: print the speed after so many records, and at the end; 0: only at the end; None:
+            never.
     """
     import numpy as np
 
@@ -106,6 +106,7 @@ def read(
     try:
         reader = RecordReader(str(path), fd, record_format, max_corrupted_records_to_skip)
         for records in reader.batches():
+            # Not of dtype bytes, from which NumPy would strip zeros at the end of each record.
             array = np.empty(len(records), object)
             array[:] = records
             yield array

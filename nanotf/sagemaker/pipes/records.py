@@ -22,11 +22,11 @@ class RecordReader:
     """Reads the records of one pipe or file, once.
 
     Args:
-        path: str, the file's path, for messages.
-        fd: int, its descriptor, which stays the caller's.
-        record_format: str, a key of `scanning.FORMATS`.
-        max_corrupted_records_to_skip: int, default 0.
-        stall_seconds: float, for how long the writer may write nothing, default 600 s.
+        path: the file's path, for messages.
+        fd: its descriptor, which stays the caller's.
+        record_format: a key of `scanning.FORMATS`.
+        max_corrupted_records_to_skip: only of "TFRecord".
+        stall_seconds: for how long the writer may write nothing.
 
     Attributes:
         records, bytes: int, what was read.
@@ -74,6 +74,7 @@ class RecordReader:
             while full:
                 limit = self._limit - self.skipped
                 scan = self._scan(kind, self._buffer, self._filled, limit, self._searched)
+                # Then the buffer may hold more records.
                 full = len(scan.spans) == 2 * scanning.RECORDS_AT_ONCE
                 if scan.spans:
                     yield self._take(scan.spans)
@@ -88,7 +89,7 @@ class RecordReader:
 
     def _fill(self) -> bool:
         """Reads what there is, at least a byte; returns False at the end of the stream."""
-        if self._filled == len(self._buffer):
+        if self._filled == len(self._buffer):  # one record, not yet complete, fills it
             self._buffer = self._buffer + bytes(len(self._buffer))
         await_data(self._path, self._fd, self._stall_seconds, self.bytes)
         with memoryview(self._buffer) as view:
@@ -110,7 +111,7 @@ class RecordReader:
     def _last(self) -> Iterator[list[bytes]]:
         if not self._filled:
             return
-        if self._format != "TextLine":
+        if self._format != "TextLine":  # a last line needs no newline
             self._fail(f"the stream ends inside it, after {self._filled} bytes", self._at)
         yield self._take([0, self._filled])
 

@@ -23,7 +23,7 @@ from nanotf.collectives import native_library
 FORMATS = {"RecordIO": 0, "TFRecord": 1, "TextLine": 2}
 RECORDS_AT_ONCE = 4096
 
-# `NanotfRecordFault`, and what each means.
+# The enum NanotfRecordFault of records.h, and what each value means.
 BAD_MAGIC, BAD_PART, BAD_LENGTH, BAD_CHECKSUM = 1, 2, 3, 4
 FAULTS = {
     BAD_MAGIC: "it does not begin with RecordIO's magic number",
@@ -41,23 +41,15 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 @dataclasses.dataclass
 class Scan:
-    """The records found in a buffer. Offsets are in bytes, from the buffer's start.
+    """The records found in a buffer. Offsets are in bytes, from the buffer's start."""
 
-    Args:
-        spans: list of int: begin and end of each record, one after the other.
-        skipped: int, corrupt TFRecords skipped.
-        consumed: int, bytes of complete records.
-        searched: int, for the next call.
-        fault: int, a key of `FAULTS`, or 0. The records in `spans` precede it.
-        fault_at: int, offset of the fault.
-    """
-
+    # Begin and end of each record, one after the other.
     spans: list[int] = dataclasses.field(default_factory=list)
-    skipped: int = 0
-    consumed: int = 0
-    searched: int = 0
-    fault: int = 0
-    fault_at: int = 0
+    skipped: int = 0  # corrupt TFRecords
+    consumed: int = 0  # bytes of complete records
+    searched: int = 0  # bytes after those without a newline, for the next call
+    fault: int = 0  # a key of `FAULTS`, or 0. The records in `spans` precede it.
+    fault_at: int = 0  # offset of the fault
 
 
 # Args: the format's number, the buffer, its bytes in use, how many corrupt TFRecords may still be
@@ -117,6 +109,7 @@ def _next_part_record(
         part = following
         if flag in (WHOLE, END):
             break
+    # In place, in the space of the headers between them: a record is one span.
     end = begin = first + _PART.size
     for at, length in parts:
         view[end : end + length] = bytes(view[at : at + length])
@@ -172,6 +165,7 @@ def _table() -> tuple[int, ...]:
 
 def _checksum(data: memoryview) -> int:
     """Returns the masked CRC-32C of a TFRecord's part."""
+    # The masking is TFRecord's: a rotation by 15 bits and a constant.
     table, crc = _table(), 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
@@ -183,7 +177,7 @@ def part_header(length: int, flag: int = WHOLE) -> bytes:
     """Returns the header of a part of a RecordIO record.
 
     Args:
-        length: int, bytes of its payload, at most `MAX_PART`.
-        flag: int, `WHOLE`, `START`, `MIDDLE` or `END`.
+        length: bytes of its payload, at most `MAX_PART`.
+        flag: `WHOLE`, `START`, `MIDDLE` or `END`.
     """
     return _PART.pack(MAGIC, flag << 29 | length)

@@ -32,9 +32,9 @@ class SpeedComparison:
     All partitions make the same calls.
 
     Args:
-        tag: str, unique to the step and the same in all partitions.
-        times: `Times` of the step.
-        gather: callable of a tag and an array, returns the array of each partition.
+        tag: unique to the step and the same in all partitions.
+        times: those of the step.
+        gather: takes a tag and an array, and returns the array of each partition.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None
     """Compares steps with what one process needs at most.
 
     Args:
-        samples: mapping from a partition to an array of a row per step: begin, end and the time
-            for which the partition computed, in nanoseconds.
+        samples: by partition, an array of a row per step: begin, end and the time for which the
+            partition computed, in nanoseconds.
 
     Returns:
         None unless most steps took longer than all partitions computed. Else the milliseconds of

@@ -2,9 +2,9 @@
 
 The operations come in the order of the call. What a layer makes stays together, and so do the uses
 of a variable with all that is between them. The pieces that are left are divided by the bytes of
-their variables and by the time that rank 0 measures for their forward passes (`measure`). Where it
-cannot, as with unknown shapes, an estimate replaces the times: floating-point operations and bytes
-written.
+their variables and by the time that rank 0 measures for their forward passes (`piece_times`). Where
+it cannot, as with unknown shapes, an estimate replaces the times: floating-point operations and
+bytes written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def assign(traced: TracedCall, config: Config, fixed: Mapping[int, int]) -> dict
     """Returns the partition of each operation.
 
     Args:
-        traced: `Traced`.
-        config: `Config`.
-        fixed: mapping from the id of a variable's handle to its partition, of an earlier cut.
+        fixed: the partition of each variable of an earlier cut, by the id of its handle.
 
     Raises:
         ModelError: The call cannot be divided into so many parts.
@@ -56,7 +54,7 @@ def _measured(
 ) -> list[float]:
     """Returns what rank 0 measures, on all ranks, so that they divide alike; empty if it cannot."""
     box, place = runtime.mailbox(), runtime.place()
-    if place.rank > 0:
+    if place.rank > 0:  # of all copies of the model: they are cut alike
         (received,) = box.receive(0, _TIMES, "smp: times for auto_partition")
         return [float(seconds) for seconds in received]
     found = piece_times.seconds(traced, groups, free) or []
@@ -118,6 +116,7 @@ def _pieces(
     variables = {id(v.handle): v for v in traced.function.graph.variables}
     for handle, (first, _) in uses.items():
         if handle in variables:
+            # A variable's uses are all in one piece, so the first place tells which.
             sizes[numbers[first]] += _bytes(variables[handle])
         if handle in fixed:
             parts[numbers[first]] = fixed[handle]

@@ -13,19 +13,12 @@ TOLERANCE = 1.1  # loads up to this many times the best one count as balanced
 
 @dataclass(frozen=True)
 class Piece:
-    """Operations that stay together.
+    """Operations that stay together."""
 
-    Args:
-        size: int, bytes of the variables that they use.
-        cost: float, of computing them, in any unit.
-        crossing: int, bytes that cross a cut before this piece.
-        fixed: int or None, the only part that it may belong to.
-    """
-
-    size: int
-    cost: float
-    crossing: int = 0
-    fixed: int | None = None
+    size: int  # bytes of the variables that they use
+    cost: float  # of computing them, in any unit
+    crossing: int = 0  # bytes that cross a cut before this piece
+    fixed: int | None = None  # the only part that it may belong to; None for any
 
 
 def divide(pieces: Sequence[Piece], parts: int, memory_weight: float) -> list[int]:
@@ -35,9 +28,8 @@ def divide(pieces: Sequence[Piece], parts: int, memory_weight: float) -> list[in
     the one with the least bytes that cross.
 
     Args:
-        pieces: sequence of `Piece`.
-        parts: int; none is empty.
-        memory_weight: float, 0.0 balances costs, 1.0 sizes.
+        parts: the number of parts; none is empty.
+        memory_weight: 0.0 balances costs, 1.0 sizes.
 
     Raises:
         ModelError: There are fewer pieces than parts, or fixed pieces leave a part empty.
@@ -72,11 +64,12 @@ def _best(
     """Returns the bounds of the parts: with the smallest largest load, or with the least crossing.
 
     Args:
-        pieces: sequence of `Piece`.
-        sums: sequence of float, the load of the pieces before each piece, and of all.
-        parts: int.
-        limit: float or None; a float is the most that a part may have, and asks for the least
-            bytes that cross.
+        sums: the load of the pieces before each piece, and of all.
+        limit: the most load that a part may have; the least bytes that cross are then looked for.
+            None looks for the smallest largest load.
+
+    Returns:
+        The first piece of each part, and the number of pieces; None if no division is possible.
     """
     count = len(pieces)
     # found[i]: what the first i pieces cost in the parts so far, and the bounds of these.
@@ -86,6 +79,7 @@ def _best(
         for begin, (cost, bounds) in found.items():
             crossing = pieces[begin].crossing if 0 < begin < count else 0
             for end in range(begin + 1, count + 1):
+                # What forbids a part forbids all longer ones that begin here.
                 if pieces[end - 1].fixed not in (None, part):
                     break
                 load = sums[end] - sums[begin]

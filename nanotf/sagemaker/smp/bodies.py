@@ -26,16 +26,10 @@ class _StepFailed(BaseException):
 
 @dataclass(frozen=True)
 class BodyCall:
-    """A call of a model, in a body.
-
-    Args:
-        model: the model.
-        whole: callable, calls the model uncut, with `args` and `kwargs`.
-        args: tuple, kwargs: dict.
-    """
+    """A call of a model, in a body."""
 
     model: Any
-    whole: Callable[..., Any]
+    whole: Callable[..., Any]  # calls the model uncut, with `args` and `kwargs`
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -45,8 +39,8 @@ class Body:
 
     Args:
         function: the user's.
-        args: tuple, kwargs: dict, of the microbatch.
-        graph: `tf.Graph`, gets the operations.
+        args, kwargs: those of the microbatch, a tuple and a dict.
+        graph: the `tf.Graph` that gets the operations.
     """
 
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any, graph: Any) -> None:
@@ -55,6 +49,7 @@ class Body:
         self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None  # raised in the thread that waits for this one
+        # A thread of its own would begin with an empty context.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="nanotf-smp-body", daemon=True
@@ -70,7 +65,7 @@ class Body:
         """Continues the function after its call of a model. Returns as `start` does.
 
         Args:
-            answer: callable, gives the model's results; called in the function's thread.
+            answer: gives the model's results; called in the function's thread.
         """
         self._answers.put(answer)
         return self._next()
@@ -98,7 +93,7 @@ class Body:
     def _run(self) -> None:
         _local.body = self
         try:
-            with self._graph.as_default():
+            with self._graph.as_default():  # TensorFlow has a default graph for each thread
                 self.result = self._function(*self._args, **self._kwargs)
         except _StepFailed:
             pass

@@ -52,6 +52,7 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     found = {runtime.rank(): obj}
     if others:
         tag = f"smp: allgather {group.name}"
+        # Mailboxes send without waiting, so all may send before anybody receives.
         runtime.mailbox().send_to_all(others, tag, [_pickled(obj)])
         for other in others:
             found[other] = _take(other, tag, f"smp.allgather(group={group.name})")

@@ -25,44 +25,32 @@ _UNAVAILABLE = ("horovod", "load_partition")  # True is refused
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A checked configuration; `check` makes it.
+    """A checked configuration; `check` makes it."""
 
-    Args:
-        partitions: int, number of the model's parts.
-        microbatches: int, default 1, the parts of a batch.
-        pipeline: str, "interleaved", "simple" or "_only_forward".
-        placement_strategy: str, "cluster" or "spread"; see `ranks`.
-        optimize: str, "memory" or "speed".
-        auto_partition: bool, default True; if False, `default_partition` is required.
-        default_partition: int or None, the partition of operations outside `smp.partition`.
-        contiguous: bool, whether each part is a connected piece of the graph.
-        memory_weight: float, 0.0 to 1.0; the default is 0.8, with `optimize="speed"` 0.2.
-        active_microbatches: int, default `partitions + 2`, most microbatches in flight.
-        horovod, load_partition: bool, False.
-        partition_file: str or None.
-    """
-
-    partitions: int
-    microbatches: int = 1
-    pipeline: str = "interleaved"
-    placement_strategy: str = "cluster"
-    optimize: str = "memory"
-    auto_partition: bool = True
+    partitions: int  # of the model
+    microbatches: int = 1  # of a batch
+    pipeline: str = "interleaved"  # or "simple" (see `schedule`), or "_only_forward"
+    placement_strategy: str = "cluster"  # or "spread"; see `rank_groups`
+    optimize: str = "memory"  # or "speed"; sets the default of `memory_weight` alone
+    auto_partition: bool = True  # False requires `default_partition`
+    # The partition of operations outside `smp.partition`; without effect with `auto_partition`.
     default_partition: int | None = None
-    contiguous: bool = True
+    contiguous: bool = True  # accepted, but without effect
+    # 0.0 balances computing times, 1.0 the bytes of variables. The default with
+    # `optimize="speed"` is 0.2.
     memory_weight: float = 0.8
-    active_microbatches: int = 0
-    horovod: bool = False
-    load_partition: bool = False
-    partition_file: str | None = None
+    active_microbatches: int = 0  # the most in flight; `check` sets the default, `partitions + 2`
+    horovod: bool = False  # True is refused
+    load_partition: bool = False  # True is refused
+    partition_file: str | None = None  # accepted, but without effect
 
 
 def load(given: Any, environ: Mapping[str, str]) -> Config:
     """Returns the configuration of `smp.init`.
 
     Args:
-        given: dict, or None to read `SM_HP_MP_PARAMETERS` (JSON).
-        environ: mapping, environment variables.
+        given: a dict, or None to read `SM_HP_MP_PARAMETERS` (JSON).
+        environ: environment variables.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: It breaks a rule.
@@ -117,6 +105,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
             )
     for key, values in CHOICES.items():
         wrong = key in given and (
+            # 1 and 0 equal True and False, but are not accepted for them.
             given[key] not in values or isinstance(values[0], bool) != isinstance(given[key], bool)
         )
         if wrong:

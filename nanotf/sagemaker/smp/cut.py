@@ -26,64 +26,43 @@ EVERYWHERE = None  # the partition of an operation that each stage computes for 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that one stage sends to later ones.
+    """A tensor that one stage sends to later ones."""
 
-    Args:
-        tensor: in the traced graph.
-        source: int, the stage that computes it.
-        consumers: tuple of int, the stages that need it, ascending.
-    """
-
-    tensor: Any
-    source: int
-    consumers: tuple[int, ...]
+    tensor: Any  # in the traced graph
+    source: int  # the stage that computes it
+    consumers: tuple[int, ...]  # the stages that need it, ascending
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of a call that one partition computes.
+    """The part of a call that one partition computes."""
 
-    Args:
-        function: takes the call's inputs and `arrivals`, returns a list of `departures` and then
-            of the call's results at `results`.
-        arrivals: tuple of `Crossing`, received.
-        departures: tuple of `Crossing`, sent.
-        results: tuple of int, indices of the call's results that the stage computes.
-    """
-
+    # Takes the call's inputs and `arrivals`, returns a list of `departures` and then of the call's
+    # results at `results`.
     function: Callable[..., Any]
-    arrivals: tuple[Crossing, ...]
-    departures: tuple[Crossing, ...]
-    results: tuple[int, ...]
+    arrivals: tuple[Crossing, ...]  # received
+    departures: tuple[Crossing, ...]  # sent
+    results: tuple[int, ...]  # indices of the call's results that the stage computes
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A call, cut into stages.
+    """A call, cut into stages."""
 
-    Args:
-        stage: `Stage` of this process.
-        outputs: tuple of `tf.TensorSpec`, of the call's results.
-        owners: tuple of int or None, the stage that computes each result; None for each stage.
-        structure: the results, for `tf.nest.pack_sequence_as`.
-        variables: dict from the id of a variable's handle to its partition.
-    """
-
-    stage: Stage
-    outputs: tuple[Any, ...]
-    owners: tuple[int | None, ...]
-    structure: Any
-    variables: dict[int, int]
+    stage: Stage  # of this process
+    outputs: tuple[Any, ...]  # a `tf.TensorSpec` of each of the call's results
+    owners: tuple[int | None, ...]  # the stage that computes each result; None: every stage does
+    structure: Any  # the results, for `tf.nest.pack_sequence_as`
+    variables: dict[int, int]  # the partition of each variable, by the id of its handle
 
 
 def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, count: int) -> Cut:
     """Cuts a call.
 
     Args:
-        traced: `Traced`.
-        partitions: mapping from an operation's name to its partition, see `assign`.
-        stage: int, the partition of this process.
-        count: int, the number of partitions.
+        partitions: the partition of each operation, by its name; see `assign`.
+        stage: the partition of this process.
+        count: the number of partitions.
 
     Raises:
         ModelError: A tensor leads to an earlier partition, a variable belongs to two, a partition
@@ -118,8 +97,7 @@ def assign(traced: TracedCall, default: int) -> dict[str, int | None]:
     """Returns the partition of each operation, as the model's call assigns them.
 
     Args:
-        traced: `Traced`.
-        default: int, for operations outside any `smp.partition`.
+        default: for operations outside any `smp.partition`.
     """
     free = everywhere(traced)
     return {
@@ -210,6 +188,7 @@ def _stage(
     owners: Sequence[int | None],
     stage: int,
 ) -> Stage:
+    # Edges that order side effects cross no cut: processes share no state.
     for op in traced.operations:
         kept = [e for e in op.control_inputs if partitions[e.name] == partitions[op.name]]
         keep_control_inputs(op, kept)

@@ -24,11 +24,10 @@ def send(
     """Makes an operation that sends tensors to other partitions of this copy of the model.
 
     Args:
-        partitions: sequence of int, the receivers'.
-        tag: str, which the receiver names, too.
-        tensors: sequence of tensors.
-        times: `Times` of the step, gets those of the operation.
-        label: `Label`, its purpose.
+        partitions: the receivers'.
+        tag: the receiver names it, too.
+        times: those of the step, which get the operation's.
+        label: the operation's purpose.
 
     Returns:
         The `tf.Operation`; it ends once the tensors are sent, received or not.
@@ -56,13 +55,10 @@ def receive(
     """Makes an operation that waits for the tensors that another partition sends.
 
     Args:
-        partition: int, the sender's.
-        tag: str, which the sender names, too.
-        specs: sequence of `tf.TensorSpec`.
+        partition: the sender's.
+        tag: the sender names it, too.
+        specs: a `tf.TensorSpec` for each tensor.
         times, label: as in `send`.
-
-    Returns:
-        list of tensors.
     """
     mailbox, source = runtime.mailbox(), runtime.place().mp_group[partition]
 
@@ -72,7 +68,7 @@ def receive(
     dtypes = [spec.dtype for spec in specs]
     noted = times.noting(label, take)
     found = tf.numpy_function(noted, [], dtypes, name=f"receive_{tag}")
-    for tensor, spec in zip(found, specs, strict=True):
+    for tensor, spec in zip(found, specs, strict=True):  # a function of Python tells no shapes
         tensor.set_shape(spec.shape)
     return list(found)
 
@@ -80,12 +76,8 @@ def receive(
 def known_everywhere(tag: str, value: int) -> dict[int, int]:
     """Tells all partitions of this copy of the model a number, now.
 
-    Args:
-        tag: str.
-        value: int.
-
     Returns:
-        dict from a partition to its number.
+        The number of each partition.
     """
     return {n: int(found) for n, found in gather_now(tag, np.array(value)).items()}
 
@@ -93,12 +85,8 @@ def known_everywhere(tag: str, value: int) -> dict[int, int]:
 def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
     """Sends an array to all partitions of this copy of the model, and gets theirs, now.
 
-    Args:
-        tag: str.
-        array: array.
-
     Returns:
-        dict from a partition to its array.
+        The array of each partition.
     """
     mailbox, place = runtime.mailbox(), runtime.place()
     others = [n for n in range(place.mp_size) if n != place.mp_rank]
@@ -113,9 +101,9 @@ def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
     It compares the data of the first steps.
 
     Args:
-        tag: str.
-        tensors: sequence of tensors of numbers, equal in all processes of this copy of the model.
-        begins: callable, called in each execution once the data are compared.
+        tag: the same in all partitions, and of no other messages.
+        tensors: of numbers, equal in all processes of this copy of the model.
+        begins: called in each execution once the data are compared.
 
     Returns:
         The `tf.Operation`.

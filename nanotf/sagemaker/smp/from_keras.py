@@ -106,6 +106,7 @@ class KerasModel(StepModel):
         """Trains on a batch; returns the logs."""
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         self._build_losses(y, sample_weight)
+        # Losses of microbatches may count in metrics here; `test_step` counts the batch once.
         with self._keeping_metrics():
             parts = self._get_gradients(x, y, sample_weight)
             gradients, loss, results = parts
@@ -167,6 +168,7 @@ class KerasModel(StepModel):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
         given = keras_checks.compile_arguments(args, kwargs)
+        # Keras 3 may choose XLA by itself, which cannot compile functions of Python.
         given["jit_compile"] = False
         super().compile(**given)
         keras_checks.check_optimizer(self.optimizer, runtime.mp_size())
@@ -245,7 +247,7 @@ class KerasModel(StepModel):
     def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.ExitStack() as stack:
             is_first = runtime.rank() == 0
-            if runtime.mp_size() > 1:
+            if runtime.mp_size() > 1:  # rank 0 lacks the values of other partitions
                 is_first = stack.enter_context(partitioned.begun(self).whole())
             if is_first:
                 getattr(self.original, method)(*args, **kwargs)
@@ -259,7 +261,7 @@ def file_call(
 
     Args:
         model: a functional or Sequential model.
-        save_path: as of `DistributedModel.save_model`.
+        save_path: as in `DistributedModel.save_model`.
     """
     path = os.fspath(save_path)
     if path.endswith(".weights.h5"):
@@ -286,7 +288,7 @@ def _specs(model: Any, end: str) -> Any:
 
     Args:
         model: a functional or Sequential model.
-        end: str, "input" or "output".
+        end: "input" or "output".
     """
     is_list = isinstance(model, tf.keras.Sequential)
     symbols = getattr(model, f"{end}s")[0] if is_list else getattr(model, end)

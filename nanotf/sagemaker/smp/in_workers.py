@@ -1,7 +1,7 @@
 """A model in partitions for a plain script: `fit` in worker processes, the model here.
 
     WorkersModel._call      the model, its compile arguments, the optimizer's state, the data
-      parent.joint_run        ... to N workers, the ranks
+      joint_run.together      ... to N workers, the ranks
         run_rank                a `KerasModel` there: cut, compile, fit
       WorkersModel._take      each rank returns what it holds: variables, slots
 
@@ -44,46 +44,35 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass
 class OptimizerState:
-    """The state of an optimizer.
+    """The state of an optimizer."""
 
-    Args:
-        slots: dict of an attribute of the optimizer to a dict of a trainable variable's number to
-            the value of its slot.
-        early: list of arrays, variables that an optimizer has before it is built.
-        late: list of arrays, others that are no slots.
-    """
-
+    # The values of slots, by an attribute of the optimizer and a trainable variable's number.
     slots: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
+    # Values of variables that an optimizer has before it is built.
     early: list[Array] = dataclasses.field(default_factory=list)
-    late: list[Array] = dataclasses.field(default_factory=list)
+    late: list[Array] = dataclasses.field(default_factory=list)  # of others that are no slots
 
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """The end of a rank's call.
+    """The end of a rank's call."""
 
-    Args:
-        result: of rank 0, what Keras's method returned; of `fit` the attributes of the `History`.
-        values: dict of a variable's number to its value, for those that this rank holds.
-        state: `OptimizerState`, of the variables that it holds.
-        callbacks: of rank 0, for each callback its pickled attributes; None if they cannot travel.
-        chance: `Chance` of rank 0, after the call.
-        report: `Report`, of `fit` in rank 0.
-    """
-
-    result: Any
+    result: Any  # of rank 0, what Keras's method returned; of `fit` the attributes of the `History`
+    # By a variable's number, of those that this rank holds. Only after `fit`, and only of the first
+    # copy of the model.
     values: dict[int, Array]
-    state: OptimizerState
+    state: OptimizerState  # of the same variables
+    # Of rank 0, for each callback its pickled attributes; None if they cannot travel.
     callbacks: list[bytes | None]
-    chance: Chance | None
-    report: step_report.StepReport | None
+    chance: Chance | None  # of rank 0, after the call
+    report: step_report.StepReport | None  # of `fit` in rank 0
 
 
 class WorkersModel:
     """A Keras model that is trained in partitions, in worker processes of this one.
 
     `smp.DistributedModel.from_keras` makes it in a script that runs as one process. Whatever it
-    does not define itself is the model's: `summary`, `get_weights`, `save` ...
+    does not define itself is the model's: `summary`, `layers`, `save` ...
 
     Args:
         model: a functional or Sequential model that passes `keras_checks.check`.
@@ -172,6 +161,7 @@ class WorkersModel:
         _check_data(given)
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
+        # Read in each call: the user may have set the learning rate.
         early = [v.numpy() for v in keras_optimizers.optimizer_variables(self.optimizer)]
         shared = {
             "size": size,
@@ -206,7 +196,7 @@ class WorkersModel:
     def _take(self, method: str, ended: Sequence[RankResult], callbacks: Sequence[Any]) -> Any:
         """Takes the results of all ranks into this process's model; returns the user's."""
         first = ended[0]
-        assert first.chance is not None
+        assert first.chance is not None  # of rank 0
         variables = self.original.variables
         for each in ended:
             for number, value in each.values.items():
@@ -274,16 +264,15 @@ def run_rank(
     """Runs one of Keras's methods in this process, as a rank.
 
     Args:
-        rank, size: int.
-        descriptors: sequence of int, the ends of the mailbox; see `MailboxSpec.fds`.
-        config: mapping, for `smp.init`.
-        model: the whole model.
-        compiled: mapping, arguments of `compile` without the optimizer.
-        optimizer: the optimizer of `compile`, not built.
-        state: `OptimizerState` of the whole model; empty before the first `fit`.
-        method: str, "fit", "evaluate" or "predict".
-        given: mapping, its arguments.
-        chance: `Chance`, restored before the call.
+        descriptors: the ends of the mailbox; see `MailboxSpec.fds`.
+        config: for `smp.init`.
+        model: the whole model, with the weights of the parent's.
+        compiled: arguments of `compile` without the optimizer.
+        optimizer: that of `compile`, not built.
+        state: of the whole model; before the first `fit`, `early` alone.
+        method: "fit", "evaluate" or "predict".
+        given: the method's arguments.
+        chance: restored before the call.
     """
     inbox, *outboxes = descriptors
     mailbox = Mailbox(MailboxSpec(rank, size, inbox, tuple(outboxes)))
@@ -343,7 +332,7 @@ def _ended(
         held = _numbers(part, "variables")
         values = {number: tf_variable(variables[number]).numpy() for number in held}
         state = _state(part, early)
-    found = step_report.last_report() if trained else None
+    found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:
         return RankResult(None, values, state, [], None, None)
     if trained:

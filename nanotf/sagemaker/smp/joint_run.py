@@ -31,13 +31,13 @@ def together(
     """Calls `function(rank, **shared, descriptors=...)` in one worker for each rank.
 
     Args:
-        function: callable of this package.
-        labels: sequence of str, the ranks for people.
-        shared: mapping of str to object, keyword arguments; arrays are mapped by all workers.
-        call: str, the call as the user wrote it, for errors.
+        function: one of this package.
+        labels: the ranks for people; as many as workers.
+        shared: keyword arguments; arrays are mapped by all workers.
+        call: the call as the user wrote it, for errors.
 
     Returns:
-        A list of the results, by rank.
+        The results, by rank.
 
     Raises:
         PlacementError: There are fewer cores than ranks.
@@ -48,6 +48,7 @@ def together(
     """
     check_may_start(call)
     size = len(labels)
+    # No restarts: a rank that fails ends the call.
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
     task = mapping.task_of(function, range(size), shared, 0, orders.Terminal.capture())
     owner = MailboxOwner(size, stall_seconds())
@@ -66,8 +67,8 @@ class JointRun(ItemRun):
 
     Args:
         task, policy: see `ItemRun`.
-        owner: `MailboxOwner`, of as many ranks as there are items.
-        labels: sequence of str, the ranks for people.
+        owner: of as many ranks as there are items; the caller closes it.
+        labels: the ranks for people.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ def check(model: Any, partitions: int) -> None:
     """Checks a model for `smp.DistributedModel.from_keras`; see there for what it raises.
 
     Args:
-        model: the object that the user has passed.
-        partitions: int.
+        model: the object that the user has passed; it may be anything.
     """
     if not isinstance(model, tf.keras.Model):
         raise InvalidArgumentTypeError(

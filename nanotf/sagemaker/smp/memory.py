@@ -15,8 +15,9 @@ from nanotf.compat.keras_common import tf_variable
 def peak_bytes() -> int:
     """Returns the largest resident memory that this process has had so far.
 
-    It is VmHWM of `/proc/self/status`. `ru_maxrss` may be that of the process which forked this
-    one. Counts libraries, and pages of memory that processes share, in each process that uses them.
+    It is VmHWM of `/proc/self/status`. The ru_maxrss of getrusage may be that of the process which
+    forked this one. Counts libraries, and pages of memory that processes share, in each process
+    that uses them.
     """
     status = pathlib.Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -27,7 +28,7 @@ def variable_bytes(weights: Iterable[Any]) -> tuple[int, int]:
     """Returns the bytes that the values of TensorFlow's variables take in this process.
 
     Args:
-        weights: iterable of variables, of either generation of Keras.
+        weights: of either generation of Keras.
 
     Returns:
         The bytes of those, and of all other variables that exist: slots, counters, metrics.

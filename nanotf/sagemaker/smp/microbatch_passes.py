@@ -25,10 +25,10 @@ class Line:
     """The order in which a partition's operations run.
 
     Args:
-        times: `Times` of the step.
+        times: those of the step.
 
     Attributes:
-        last: list of `tf.Operation`, those that the next one waits for.
+        last: the `tf.Operation`s that the next one waits for.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -54,11 +54,11 @@ class MicrobatchPass:
     """A microbatch in this process's stage.
 
     Args:
-        cut: `Cut`.
-        variables: list of `tf.Variable`, the stage's trainable ones.
-        line: `Line`, shared by all passes of the step.
-        step: str, unique to the step and the same in all partitions.
-        microbatch: int.
+        cut: of the microbatch's call of the model.
+        variables: the stage's trainable ones.
+        line: shared by all passes of the step.
+        step: unique to the step and the same in all partitions.
+        microbatch: counts from 0.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class MicrobatchPass:
     # ---------------------------------------------------------------------------- forward
     def forward(self, inputs: Sequence[Any]) -> None:
         """Makes the operations of the stage: receives, computes, sends."""
+        # The copies wait for the line. What only depends on inputs would run at once.
         with self._line.following():
             inputs = [tf.identity(tensor) for tensor in inputs]
         self._arrived = self._receive_arrivals()
@@ -120,14 +121,15 @@ class MicrobatchPass:
                 places = [i for i, o in enumerate(self._cut.owners) if o == owner]
                 specs = [self._cut.outputs[i] for i in places]
                 found.update(zip(places, self._receive(owner, "results", specs), strict=True))
+        # `joined` connects them with the gradients of all partitions.
         return [tf.stop_gradient(found[i]) for i in range(len(found))]
 
     def joined(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """Returns the results, with gradients. Called where the user's tape records.
 
         Args:
-            inputs: sequence of tensors, of the call.
-            results: sequence of tensors, of `results`.
+            inputs: the tensors among the call's arguments.
+            results: those of `results`.
         """
         # The gradients arrive at reads of the variables, so that a tape and `tf.gradients` both
         # find them.
@@ -159,9 +161,8 @@ class MicrobatchPass:
         """Makes the operations of the gradients; returns those of the stage's variables.
 
         Args:
-            of_results: sequence of tensors, the gradients of the loss by the call's results. Each
-                partition computes them from the same results; only the one that computed a result
-                uses its gradient.
+            of_results: the gradients of the loss by the call's results. Each partition computes
+                them from the same results; only the one that computed a result uses its gradient.
         """
         self._check_gradients()
         self.has_gradients = True
@@ -245,7 +246,7 @@ class MicrobatchPass:
         tag, label = f"{self._tag}.{what}", self._label(waits=True)
         with self._line.following():
             found = exchange.receive(partition, tag, specs, self._line.times, label)
-        self._line.last = [found[0].op]
+        self._line.last = [found[0].op]  # one operation gives them all
         return found
 
 

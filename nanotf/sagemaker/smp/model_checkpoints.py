@@ -58,6 +58,7 @@ class PartitionedCheckpointManager:
         self._take_part()
         if runtime.dp_rank() == 0:
             path = str(self._manager.save())
+        # No rank continues before all files are complete.
         if self._is_partial or runtime.dp_size() > 1:
             communication.barrier()
         return path if runtime.dp_rank() == 0 else str(self._manager.latest_checkpoint)
@@ -109,6 +110,7 @@ class PartitionedCheckpointManager:
             return latest
         own = {pathlib.Path(path).name: path for path in self._manager.checkpoints}
         others = communication.allgather(list(own), CommGroup.MP_GROUP)
+        # A run that was killed in `save` may have saved the last one of some partitions alone.
         common = [name for name in own if all(name in names for names in others)]
         return own[common[-1]] if common else None
 

@@ -49,10 +49,10 @@ class Variables:
         """Gives values to the variables of this process's partition, and frees all others.
 
         Args:
-            partitions: mapping from the id of a variable's handle to its partition, for those that
-                the call uses. All processes hold the others, such as those of metrics.
-            stage: int, this process's partition.
-            existing: iterable of the model's variables.
+            partitions: by the id of a variable's handle, for those that the call uses. All
+                processes hold the others, such as those of metrics.
+            stage: this process's partition.
+            existing: the model's variables.
         """
         self.partitions.update(partitions)
         for variable, value in self._initializers:
@@ -85,11 +85,12 @@ class Variables:
         All processes of one copy of the model call this.
 
         Args:
-            box: `Mailbox`.
-            ranks: sequence of int, by partition.
-            stage: int, this process's partition.
+            box: this rank's mailbox.
+            ranks: by partition.
+            stage: this process's partition.
         """
         owners = [(v, self.partition_of(v)) for v in self.all]
+        # Not of 0, the first partition, nor of None, all partitions.
         elsewhere = [(v, owner) for v, owner in owners if owner]
         for variable, owner in elsewhere:  # one by one: a process sends no copy of all at once
             if stage == owner:

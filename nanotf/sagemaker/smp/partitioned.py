@@ -38,6 +38,7 @@ class Partitioned:
                     f"{type(tensor).__name__}. Pass its parts, or use partitions=1."
                 )
         key = _key(call, flat)
+        # An argument that cannot be hashed may differ in each call, so each is cut anew.
         if key is None or key not in self._cuts:
             with tf.init_scope():
                 made = self._make(call, flat, [tf.TensorSpec(t.shape, t.dtype) for t in tensors])
@@ -78,7 +79,7 @@ class Partitioned:
         """Makes the model whole in rank 0, in this context, which all ranks enter.
 
         Yields:
-            bool, whether this is rank 0.
+            True in rank 0, False elsewhere.
         """
         place = runtime.place()
         if place.dp_rank > 0:  # another copy of the same model

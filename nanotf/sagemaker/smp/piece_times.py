@@ -25,12 +25,11 @@ def seconds(
     """Returns the seconds of each piece's forward pass, in this process.
 
     Args:
-        traced: `Traced`.
-        pieces: sequence of sequences of `tf.Operation`, each after those that it depends on.
-        everywhere: collection of str, names of operations that belong to no piece.
+        pieces: the `tf.Operation`s of each, each after those that it depends on.
+        everywhere: names of operations that belong to no piece.
 
     Returns:
-        A list of float; None if a shape is unknown, or if a piece cannot run by itself.
+        By piece; None if a shape is unknown, or if a piece cannot run by itself.
     """
     try:
         library = traced.function.graph.as_graph_def().library
@@ -44,8 +43,8 @@ class _Piece:
 
     Args:
         traced, everywhere: as of `seconds`.
-        operations: sequence of `tf.Operation`.
-        library: the functions that they call.
+        operations: `tf.Operation`s, each after those that it depends on.
+        library: the functions that they call, of the traced graph's definition.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class _Piece:
             began = time.perf_counter()
             function(*values)
             times.append(time.perf_counter() - began)
-        del variables
+        del variables  # until here, they keep the handles among `values` alive
         return min(times)
 
     def _imported(self, *values: Any) -> Any:

@@ -2,8 +2,8 @@
 
 step (`run`)         actions of this partition in order (`schedule`)
   F of a microbatch  starts the microbatch's body (`bodies`), which runs until it calls the model;
-                     makes the stage's operations (`passes`), the model being cut in the first
-                     call (`partitioned`, `trace`, `cut`)
+                     makes the stage's operations (`microbatch_passes`), the model being cut
+                     in the first call (`partitioned`, `trace`, `cut`)
   B of a microbatch  receives the model's results, and lets the body continue: loss, gradients
 """
 
@@ -28,10 +28,10 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
 
     Args:
         function: the user's.
-        parts: sequence of positional and keyword arguments, for each microbatch.
+        parts: the positional and the keyword arguments of each microbatch.
 
     Returns:
-        list of what `function` returns, for each microbatch.
+        The result of `function`, for each microbatch.
 
     Raises:
         UnavailableError: The function calls a model more than once.
@@ -54,7 +54,7 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
                     passes[action.microbatch] = made
             elif action.microbatch in passes:
                 _continue(body, passes[action.microbatch])
-    finally:
+    finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
     _check_gradients(number, [made.of_stage for made in passes.values()])
@@ -65,9 +65,9 @@ def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: A
     """Returns the results of a model that is called in a step's function.
 
     Args:
-        model: the model.
-        whole: callable, calls the model uncut.
-        args, kwargs: its arguments.
+        model: a `StepModel`.
+        whole: calls the model uncut.
+        args, kwargs: those of the call.
     """
     return bodies.current().call(bodies.BodyCall(model, whole, args, kwargs))
 

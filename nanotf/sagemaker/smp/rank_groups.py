@@ -33,34 +33,26 @@ class RankType(enum.Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """A process among others.
-
-    Args:
-        rank, size: int, among all processes.
-        mp_rank, mp_size: int, in its mp_group; `mp_rank` is the partition that it holds.
-        dp_rank, dp_size: int, in its dp_group.
-        mp_group, dp_group: tuple of int, the ranks in them.
-    """
+    """A process among others."""
 
     rank: int
     size: int
-    mp_rank: int
+    mp_rank: int  # in its mp_group: the partition that it holds
     mp_size: int
-    dp_rank: int
+    dp_rank: int  # in its dp_group: the copy of the model to which it belongs
     dp_size: int
-    mp_group: tuple[int, ...]
-    dp_group: tuple[int, ...]
+    mp_group: tuple[int, ...]  # ranks among all processes, by `mp_rank`
+    dp_group: tuple[int, ...]  # ranks among all processes, by `dp_rank`
 
 
 def place(rank: int, size: int, partitions: int, placement_strategy: str = "cluster") -> Place:
     """Returns the place of a process.
 
     Args:
-        rank: int, 0 to `size - 1`.
-        size: int, number of processes.
-        partitions: int, divides `size`.
-        placement_strategy: str, "cluster" gives an mp_group neighboring ranks, "spread" a
-            dp_group.
+        rank: 0 to `size - 1`.
+        size: number of processes.
+        partitions: must divide `size`.
+        placement_strategy: "cluster" gives an mp_group neighboring ranks, "spread" a dp_group.
 
     Raises:
         InvalidArgumentError: The processes cannot be divided into copies of the model.

@@ -20,11 +20,11 @@ from nanotf.worker import process
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the script of an order.
+    """Runs a script as a rank.
 
     Args:
         arguments: the descriptor of a file with a pickled `ScriptRanks`, the process id of the
-            parent, and the rank, which is for `ps` alone.
+            parent, and the rank, which only lists of processes show.
     """
     fd, parent, _ = map(int, arguments)
     process.end_with_parent(parent)

@@ -1,4 +1,4 @@
-"""A row of a `report.Report`: one process."""
+"""A row of a `StepReport`: one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RankReport:
     """One process.
 
     Args:
-        rank: int.
+        rank: int, 0 to `smp.size() - 1`.
         partition: int, the part of the model that it holds.
         copy: int, the copy of the model to which it belongs.
         execution: `Execution`, times of the step, nanoseconds; None with one partition.

@@ -27,10 +27,10 @@ def average_over_replicas(arrays: Sequence[Array]) -> list[Array]:
     the same bits. Usable in `tf.numpy_function`.
 
     Args:
-        arrays: sequence of arrays of floating-point numbers, of the same shapes on all ranks.
+        arrays: of floating-point numbers, of the same shapes on all ranks.
 
     Returns:
-        list of arrays; with one copy, the arguments.
+        The averages; with one copy, the arguments.
 
     Raises:
         CollectiveError: Another rank averages arrays of other types or shapes, or does not call.
@@ -66,7 +66,7 @@ def gather_over_replicas(arrays: Sequence[Array]) -> list[list[Array]]:
     """Returns each copy's arrays, in the order of ranks.
 
     Args:
-        arrays: sequence of arrays, of any shapes.
+        arrays: of any shapes, which may differ between copies.
 
     Raises:
         CollectiveError, WorkerDied: As `average_over_replicas`.
@@ -88,7 +88,7 @@ def equalize(models: Iterable[Any]) -> None:
     with the same models.
 
     Args:
-        models: iterable of built Keras models.
+        models: built Keras models.
     """
     for model in [model for model in models if model not in _equal]:
         _equal.add(model)

@@ -37,7 +37,7 @@ def enter(mailbox: Mailbox | None) -> None:
     """Makes this process a rank. Called before the user's script begins.
 
     Args:
-        mailbox: `Mailbox`, or None, which makes this process the only one again.
+        mailbox: None makes this process the only one again.
     """
     global _mailbox, _config
     _mailbox, _config = mailbox, None
@@ -82,7 +82,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
-    if _mailbox is not None:
+    if _mailbox is not None:  # its owner compares the configurations of all ranks
         _mailbox.introduce(_place(found).mp_rank, repr(found))
     elif found.partitions > 1:
         raise JobError(
@@ -210,7 +210,7 @@ def noted(notes: Any) -> Iterator[None]:
     """Makes `partition` note operations in this context.
 
     Args:
-        notes: `trace.Notes`.
+        notes: a `trace.Notes`, which gets them.
     """
     before = _notes.set(notes)
     try:

@@ -28,15 +28,10 @@ class Half(enum.Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One half of one microbatch's work.
-
-    Args:
-        kind: `Half`.
-        microbatch: int, 0 to `microbatches - 1`.
-    """
+    """One half of one microbatch's work."""
 
     kind: Half
-    microbatch: int
+    microbatch: int  # 0 to `microbatches - 1`
 
     def __repr__(self) -> str:
         return f"{self.kind.value}{self.microbatch}"
@@ -46,8 +41,7 @@ def actions(config: Config, partition: int) -> list[Action]:
     """Returns what a partition does in a step, in order.
 
     Args:
-        config: `Config`.
-        partition: int, 0 to `config.partitions - 1`.
+        partition: 0 to `config.partitions - 1`.
     """
     count = config.microbatches
     ahead = count

@@ -52,16 +52,10 @@ class RankScript(Protocol):
 
 @dataclass(frozen=True)
 class ScriptRanks:
-    """The task of a rank's process.
-
-    Args:
-        script: `RankScript`.
-        placement: `topology.Placement`, its rank and cores.
-        spec: `MailboxSpec`.
-    """
+    """The task of a rank's process."""
 
     script: RankScript
-    placement: topology.Placement
+    placement: topology.Placement  # its rank and cores
     spec: MailboxSpec
 
 
@@ -73,11 +67,11 @@ def number(
     Ranks run it with `--smp`, or if `SM_HP_MP_PARAMETERS` asks for several partitions.
 
     Args:
-        flag: bool, whether `--smp` is given.
-        num_processes: int, "auto" or None, the value of `-n`; the last two mean the number of
-            partitions of `SM_HP_MP_PARAMETERS`.
-        hosts: str or None, the value of `--hosts`.
-        environ: mapping, environment variables.
+        flag: True if `--smp` is given.
+        num_processes: the value of `-n`; "auto" and None mean the number of partitions of
+            `SM_HP_MP_PARAMETERS`.
+        hosts: the value of `--hosts`; None if it is not given.
+        environ: environment variables.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: The number is missing, is not divisible by
@@ -112,8 +106,7 @@ def run(script: RankScript, size: int) -> int:
     """Runs a script in `size` processes.
 
     Args:
-        script: `RankScript`.
-        size: int, number of ranks.
+        size: number of ranks.
 
     Returns:
         0 if all ranks have ended as they should; else the exit code of the first that has not.
@@ -145,8 +138,8 @@ class _Ranks:
     """The processes of all ranks.
 
     Args:
-        owner: `MailboxOwner`.
-        output: `Output`, reads the output of all but the first.
+        owner: makes their mailboxes; the caller closes it.
+        output: reads the output of all but the first.
     """
 
     def __init__(self, owner: MailboxOwner, output: Output) -> None:
@@ -189,7 +182,7 @@ class _Ranks:
         """Waits until all have ended."""
         running = dict(enumerate(self._programs))
         while running:
-            if self._output.is_open:
+            if self._output.is_open:  # not with one rank, or once the others have ended
                 self._output.read(_POLL_SECONDS)
             else:
                 time.sleep(_POLL_SECONDS)
@@ -223,7 +216,7 @@ class _Ranks:
     def _note_end(self, rank: int, program: JobProcess) -> None:
         if program.exit_code == 0:
             self._owner.tell_ended(rank)
-        elif self._code == 0:
+        elif self._code == 0:  # later failures follow from the first
             self._code = program.exit_code
             self._failed = self._died(rank, program)
             self._owner.fail(self._failed)

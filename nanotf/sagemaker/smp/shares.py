@@ -15,10 +15,10 @@ from nanotf.sagemaker.smp import runtime
 
 
 class Shares:
-    """Splits the arguments of a step; stands where `slicing.Slicing` does.
+    """Splits the arguments of a step, where `smp.step` uses a `slicing.Slicing`.
 
     Args:
-        *names: str, of the step's arguments: nested structures of tensors of equal numbers of rows.
+        *names: the step's arguments: nested structures of tensors of equal numbers of rows.
     """
 
     def __init__(self, *names: str) -> None:
@@ -36,7 +36,7 @@ class Shares:
 
         Args:
             args, kwargs: the arguments of the step.
-            count: int, number of microbatches.
+            count: number of microbatches of this copy of the model.
         """
         batch = self.signature.bind(*args, **kwargs).args
         rows = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
@@ -55,9 +55,9 @@ def bounds(rows: Any, count: int, number: int) -> tuple[Any, Any]:
     """Returns the first row of a part and its number of rows, which differ by at most 1.
 
     Args:
-        rows: int or scalar tensor, to divide.
-        count: int, number of parts.
-        number: int, 0 to `count - 1`.
+        rows: an int or an int64 scalar tensor, the rows to divide.
+        count: number of parts.
+        number: 0 to `count - 1`.
     """
     each, rest = rows // count, rows % count
     begin = number * each + tf.minimum(tf.cast(number, tf.int64), rest)

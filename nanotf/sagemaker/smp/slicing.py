@@ -15,17 +15,11 @@ from nanotf.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Slicing:
-    """Splits arguments; made by `smp.step`.
+    """Splits arguments; made by `smp.step`."""
 
-    Args:
-        signature: `inspect.Signature` of the step's function.
-        whole: frozenset of str, names of arguments that are not split.
-        axes: mapping of an argument's name to the axis along which it is split, default 0.
-    """
-
-    signature: inspect.Signature
-    whole: frozenset[str]
-    axes: Mapping[str, int]
+    signature: inspect.Signature  # of the step's function
+    whole: frozenset[str]  # names of arguments that are not split
+    axes: Mapping[str, int]  # by an argument's name, the axis along which it is split; else 0
 
     def check(self) -> None:
         """Raises `InvalidArgumentError` if it names an argument that the function lacks."""
@@ -44,7 +38,7 @@ class Slicing:
 
         Args:
             args, kwargs: the arguments of the step.
-            count: int, number of microbatches.
+            count: number of microbatches.
 
         Raises:
             InvalidArgumentError: A batch is not divisible by `count`.
@@ -89,7 +83,7 @@ def _rows(tensor: Any, name: str, count: int, number: int, axis: int) -> Any:
             f"{name!r} with {length} rows, microbatches={count}. Use "
             "dataset.batch(..., drop_remainder=True), or other numbers."
         )
-    if length is None:
+    if length is None:  # known in each execution alone
         length = tf.shape(tensor)[axis]
         divisible = tf.debugging.assert_equal(
             length % count, 0, "The batch size must be divisible by the number of microbatches."

@@ -1,4 +1,4 @@
-"""The picture of a `Report`: the pipeline, a row for each process, and its memory."""
+"""The picture of a `StepReport`: the pipeline, a row for each process, and its memory."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def draw(
     """Draws the picture into a file.
 
     Args:
-        path: str or path-like; the suffix sets the format.
-        title: str.
-        ranks: sequence of `RankReport`, of several partitions.
-        whole: `Interval` of the step.
+        path: the suffix sets the format.
+        title: above the pipeline.
+        ranks: of several partitions.
+        whole: the interval of the step.
     """
     count = len(ranks)
     figure = Figure(figsize=(11, 1.9 + 0.62 * count), layout="constrained")

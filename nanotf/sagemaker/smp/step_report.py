@@ -28,8 +28,8 @@ class StepReport:
     """A step of all processes.
 
     Args:
-        partitions, microbatches: int.
-        pipeline: str.
+        partitions, microbatches: int, their numbers, as in `smp.init`.
+        pipeline: str, "interleaved", "simple" or "_only_forward".
         ranks: tuple of `RankReport`, by rank.
     """
 

@@ -93,8 +93,8 @@ class PartitionedStep:
 
     Args:
         function: the user's.
-        slicing: `Slicing`, or `Shares`.
-        options: dict, arguments of `tf.function`.
+        slicing: splits the function's arguments.
+        options: arguments of `tf.function`.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class PartitionedStep:
         of_body = {name: self._options[name] for name in _OF_BODY if name in self._options}
         whole = runtime.mp_size() == 1
         body = self._allowed()
+        # With several partitions, the body runs in threads that stop where it calls the model
+        # (`bodies`), so AutoGraph converts it without a graph of its own.
         if whole:
             body = tf.function(body, **of_body)
         elif of_body.get("autograph", True):
@@ -129,6 +131,7 @@ class PartitionedStep:
         def microbatches(*batch: Any, **named: Any) -> list[Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
             results = _one_by_one(body, parts) if whole else pipeline.run(body, parts)
+            # While the step is traced: the models are built, and nothing has computed yet.
             with tf.init_scope():
                 replicas.equalize(runtime.called)
                 runtime.run_hooks()
@@ -176,11 +179,11 @@ def _output(*parts: Any) -> StepOutput | None:
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
     """Returns the gradients of a loss, in a step without a `tf.GradientTape`.
 
-    For scripts that call `optimizer.get_gradients`, which Keras 3 does not have.
+    For scripts that call get_gradients of an optimizer, which Keras 3 does not have.
 
     Args:
         loss: tensor, computed in this step.
-        variables: sequence of variables.
+        variables: sequence of variables, of either generation of Keras.
 
     Returns:
         list of tensors; None for a variable that the loss does not depend on.

@@ -1,9 +1,9 @@
 """Times of a step in one partition: when it computed, sent and waited.
 
-The operations of a partition form one line (`passes.Line`). Those that run Python, almost all of
-them messages, note when they began and ended; TensorFlow computed between two of them. So measuring
-costs a microsecond per message. Where no message follows a computation, as after the first
-partition's gradients, an operation of its own notes the end.
+The operations of a partition form one line (`microbatch_passes.Line`). Those that run Python,
+almost all of them messages, note when they began and ended; TensorFlow computed between two of
+them. So measuring costs a microsecond per message. Where no message follows a computation, as after
+the first partition's gradients, an operation of its own notes the end.
 
 A step's first operation begins it (`advice.SpeedComparison`), which forgets the times of its last
 execution.
@@ -24,17 +24,11 @@ from nanotf.sagemaker.smp.schedule import Half
 
 @dataclass(frozen=True)
 class Label:
-    """The purpose of an operation in the line.
+    """The purpose of an operation in the line."""
 
-    Args:
-        microbatch: int.
-        ends: `Kind` of the computation that ended when the operation began; None if none did.
-        waits: bool, whether it waits for a message.
-    """
-
-    microbatch: int
-    ends: Half | None = None
-    waits: bool = False
+    microbatch: int  # counts from 0
+    ends: Half | None = None  # the computation that ended when the operation began; None if none
+    waits: bool = False  # for a message
 
 
 class Interval(NamedTuple):
@@ -57,9 +51,9 @@ class ComputedHalf(NamedTuple):
     """The computation of one half of a microbatch.
 
     Args:
-        kind: `Kind`.
-        microbatch: int.
-        time: `Interval`.
+        kind: `Half`, `FORWARD` or `BACKWARD`.
+        microbatch: int, counts from 0.
+        time: `Interval`, from the operation before the computation to the one after it.
     """
 
     kind: Half
@@ -93,12 +87,12 @@ class StepTimes:
     """Times of a traced step; keeps those of its last execution.
 
     Args:
-        config: `Config` for which the step is traced.
+        config: the one for which the step is traced.
 
     Attributes:
-        models: set of the models that the step calls.
-        executions: int, begun so far.
-        computes_gradients: bool, whether the step does.
+        models: those that the step calls.
+        executions: the number of those begun so far.
+        computes_gradients: known once the step is traced.
     """
 
     def __init__(self, config: Config) -> None:
@@ -150,13 +144,14 @@ def last(config: Config) -> StepTimes | None:
     """Returns the times of the step that ran last.
 
     Args:
-        config: `Config`, for which the step must have been traced.
+        config: the one for which the step must have been traced.
 
     Returns:
         Those of a step with gradients, if one ran; None if no step ran.
     """
     for computes_gradients in (True, False):
         found = _last.get(computes_gradients)
+        # A later `init` makes another configuration, even an equal one.
         if found is not None and found.config is config:
             return found
     return None

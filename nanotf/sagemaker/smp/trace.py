@@ -19,7 +19,11 @@ class Notes:
     """The partitions of a graph's operations, as `smp.partition` assigns them.
 
     Args:
-        graph: `tf.Graph`, of the traced call.
+        graph: that of the traced call.
+
+    Attributes:
+        partitions: by the operation's name.
+        layers: the names of the operations that each layer makes.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -33,6 +37,7 @@ class Notes:
         before = len(self._graph.get_operations())
         yield
         for operation in self._graph.get_operations()[before:]:
+            # Contexts inside this one ended first, so theirs are set.
             self.partitions.setdefault(operation.name, partition)
 
     @contextlib.contextmanager
@@ -52,26 +57,15 @@ class Notes:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A traced call.
+    """A traced call."""
 
-    Args:
-        function: what `tf.compat.v1.wrap_function` returns.
-        inputs: list of tensors in its graph, one for each tensor among the arguments.
-        outputs: list of tensors in its graph.
-        structure: the model's results, for `tf.nest.pack_sequence_as`.
-        partitions: dict from an operation's name to its partition, for operations inside a
-            `smp.partition`.
-        effects: set of operations that must run although no result depends on them.
-        layers: list of lists of str, the names of the operations that each layer makes.
-    """
-
-    function: Any
-    inputs: list[Any]
-    outputs: list[Any]
-    structure: Any
-    partitions: dict[str, int]
-    effects: set[Any]
-    layers: list[list[str]]
+    function: Any  # what `tf.compat.v1.wrap_function` returns
+    inputs: list[Any]  # tensors in its graph, one for each tensor among the arguments
+    outputs: list[Any]  # tensors in its graph
+    structure: Any  # the model's results, for `tf.nest.pack_sequence_as`
+    partitions: dict[str, int]  # by an operation's name, for those inside a `smp.partition`
+    effects: set[Any]  # operations that must run although no result depends on them
+    layers: list[list[str]]  # the names of the operations that each layer makes
 
     @property
     def operations(self) -> list[Any]:
@@ -92,7 +86,7 @@ def trace(
 
     Args:
         call: takes one tensor for each of `specs`, and returns a nested structure of tensors.
-        specs: sequence of `tf.TensorSpec`.
+        specs: of type `tf.TensorSpec`.
         creator: makes the variables, see `tf.variable_creator_scope`.
 
     Raises:

@@ -28,97 +28,64 @@ DATAGRAM_BYTES = 2**16  # the receiver's buffer
 
 @dataclass(frozen=True)
 class Letter:
-    """Arrays for another process.
+    """Arrays for another process."""
 
-    Args:
-        source: int, the sender's rank.
-        tag: str.
-        likes: tuple of the arrays' dtypes and shapes.
-        content: bytes, the arrays one after the other, each aligned; None if they are in a block.
-    """
-
-    source: int
+    source: int  # the sender's rank
     tag: str
-    likes: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
-    content: bytes | None = None
+    likes: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]  # dtype and shape of each array
+    content: bytes | None = None  # the arrays, each aligned; None if they are in a block
 
 
 @dataclass(frozen=True)
 class LetterBlock:
-    """A block that holds a letter; its descriptor comes with the datagram.
+    """A block that holds a letter; its descriptor comes with the datagram."""
 
-    Args:
-        nbytes: int, the size of the block.
-        head: int, the size of the pickled letter at its begin.
-    """
-
-    nbytes: int
-    head: int
+    nbytes: int  # the size of the block
+    head: int  # the size of the pickled letter at its start
 
 
 @dataclass(frozen=True)
 class MailboxWait:
-    """A receive that waits for a letter.
+    """A receive that waits for a letter."""
 
-    Args:
-        number: int, counts the receives of a mailbox.
-        source: int, the rank that should send the letter.
-        what: str, the receive, for people.
-    """
-
-    number: int
-    source: int
-    what: str
+    number: int  # counts the receives of a mailbox
+    source: int  # the rank that should send the letter
+    what: str  # the receive, for people
 
 
 @dataclass(frozen=True)
 class WaitReport:
-    """The state of a rank that waits, sent to its supervisor about once a second.
-
-    Args:
-        rank: int.
-        waits: tuple of `MailboxWait`, all of this moment.
-        sent: tuple of int, the letters sent so far, by destination.
-        received: tuple of int, the letters received so far, by source.
-        seconds: float, processor time that its process has used.
-        is_busy: bool, whether another thread runs, or would run if it had a core.
-    """
+    """The state of a rank that waits, sent to its supervisor about once a second."""
 
     rank: int
-    waits: tuple[MailboxWait, ...]
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    seconds: float
-    is_busy: bool = False
+    waits: tuple[MailboxWait, ...]  # all of this moment
+    sent: tuple[int, ...]  # the letters sent so far, by destination
+    received: tuple[int, ...]  # the letters received so far, by source
+    seconds: float  # processor time that its process has used
+    is_busy: bool = False  # another thread runs, or would run if it had a core
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """A rank begins, and tells its supervisor its part of the work.
-
-    Args:
-        rank: int.
-        partition: int, the part of a model that it has.
-        about: str, equal on all ranks that fit together.
-    """
+    """A rank begins, and tells its supervisor its part of the work."""
 
     rank: int
-    partition: int
-    about: str
+    partition: int  # the part of a model that it has
+    about: str  # equal on all ranks that fit together
 
 
 @dataclass(frozen=True)
 class RankEnded:
-    """The supervisor tells the ranks that one has ended as it should: `rank`, int."""
+    """The supervisor tells the ranks that one has ended as it should."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class AllFailed:
-    """The supervisor tells the ranks that all fails: `error`, raised by every call from now on."""
+    """The supervisor tells the ranks that all fails."""
 
-    error: NanoError
+    error: NanoError  # raised by every call from now on
 
 
 @dataclass(frozen=True)
@@ -130,9 +97,8 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
     """Packs arrays for sending.
 
     Args:
-        source: int, this process's rank.
-        tag: str.
-        arrays: sequence of arrays of any dtype but `object`.
+        source: this process's rank.
+        arrays: of any dtype but `object`.
 
     Returns:
         The datagram, and the block that goes with it, or None.
@@ -146,8 +112,10 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
                 "A mailbox carries arrays of numbers, bools or bytes. Received: an array of dtype "
                 f"{array.dtype} and shape {array.shape}, tag={tag!r}. Pickle its objects first."
             )
+    # `ascontiguousarray` gives a scalar a dimension; `reshape` takes it away.
     arrays = [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
     letter = Letter(source, tag, tuple((array.dtype, array.shape) for array in arrays))
+    # The other half is for `likes`, which may be longer all the same.
     if sum(aligned(array.nbytes) for array in arrays) <= INLINE_BYTES // 2:
         parts = [_bytes_of(array).ljust(aligned(array.nbytes), b"\0") for array in arrays]
         data = pickle.dumps(replace(letter, content=b"".join(parts)), pickle.HIGHEST_PROTOCOL)
@@ -167,7 +135,7 @@ def unpack(message: Letter | LetterBlock, fd: int | None) -> tuple[Letter, list[
 
     Args:
         message: the content of a datagram.
-        fd: int or None, the descriptor of the parcel; owned from now on.
+        fd: the descriptor of a `LetterBlock`'s block, owned from now on; None with a `Letter`.
     """
     if isinstance(message, Letter):
         assert message.content is not None

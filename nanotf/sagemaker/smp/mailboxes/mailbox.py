@@ -58,19 +58,12 @@ _NEWS_SECONDS = 10.0  # for the supervisor to tell how a rank has ended
 
 @dataclass(frozen=True)
 class MailboxSpec:
-    """The ends that a process needs for its mailbox. `mailbox_owner` makes it.
-
-    Args:
-        rank, size: int.
-        inbox: int, the descriptor of the socket to read.
-        outboxes: tuple of int, those of the sockets to write, by rank; the last is the
-            supervisor's.
-    """
+    """The ends that a process needs for its mailbox. `mailbox_owner` makes it."""
 
     rank: int
-    size: int
-    inbox: int
-    outboxes: tuple[int, ...]
+    size: int  # number of ranks
+    inbox: int  # the descriptor of the socket to read
+    outboxes: tuple[int, ...]  # of the sockets to write, by rank; the last is the supervisor's
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -82,16 +75,16 @@ class Mailbox:
     """A process's mailbox. Any thread may send and receive.
 
     Args:
-        spec: `MailboxSpec`; its descriptors are owned from now on.
+        spec: its descriptors are owned from now on.
 
     Attributes:
-        rank, size: int.
+        rank, size: this process's rank, and the number of ranks.
     """
 
     def __init__(self, spec: MailboxSpec) -> None:
         self.rank, self.size = spec.rank, spec.size
         for fd in spec.fds:
-            os.set_inheritable(fd, False)
+            os.set_inheritable(fd, False)  # else programs of the script would hold them open
         self._inbox = socket.socket(fileno=spec.inbox)
         *outboxes, self._supervisor = [InboxSender(fd) for fd in spec.outboxes]
         self._outboxes = outboxes
@@ -115,8 +108,8 @@ class Mailbox:
         """Tells the supervisor this rank's part of the work. All ranks fail if they do not fit.
 
         Args:
-            partition: int, the part of a model that this rank has, for messages.
-            about: str, such as the configuration; the n-th call says the same on all ranks.
+            partition: the part of a model that this rank has, for messages.
+            about: such as the configuration; the n-th call says the same on all ranks.
         """
         introduction = Introduction(self.rank, partition, about)
         self._post(self._supervisor, pickle.dumps(introduction), None)
@@ -126,10 +119,9 @@ class Mailbox:
         """Sends arrays. Does not wait for the receiver.
 
         Args:
-            destination: int, a rank; this one, too.
-            tag: str. Letters of one source and tag arrive in order.
-            arrays: sequence of arrays, of any dtype but `object`. They are copied before the
-                call returns.
+            destination: a rank; it may be this one.
+            tag: letters of one source and tag arrive in order.
+            arrays: of any dtype but `object`. They are copied before the call returns.
 
         Raises:
             InvalidArgumentError, InvalidArgumentTypeError: There is no such rank, or an array
@@ -160,12 +152,11 @@ class Mailbox:
         """Waits for arrays.
 
         Args:
-            source: int, the sender's rank; this one, too.
-            tag: str.
-            what: str or None, the call in the text of errors; default "receive(...)".
+            source: the sender's rank; it may be this one.
+            what: the call in the text of errors; None for "receive(...)".
 
         Returns:
-            list of arrays, views of memory that lives as long as they do.
+            Views of memory that lives as long as they do.
 
         Raises:
             InvalidArgumentError: There is no such rank.
@@ -185,7 +176,7 @@ class Mailbox:
                     self._changed.wait(_POLL_SECONDS)
             finally:
                 self._waits.pop(wait.number, None)
-            self._check_failure()
+            self._check_failure()  # once all fail, every call raises, even with its letter here
             arrays = box.popleft()
             if not box:
                 del self._boxes[key]
@@ -234,6 +225,7 @@ class Mailbox:
 
     def _check_failure(self) -> None:
         if self._failure is not None:
+            # A copy: each thread that raises it adds its own traceback.
             self._raised = copy.copy(self._failure)
             raise self._raised
 
@@ -269,6 +261,7 @@ class Mailbox:
         reported = time.monotonic()
         try:
             with threads.as_service():
+                # After `close`, it still sends what is pending, unless all has failed.
                 while not self._is_closing or (self._pending() and self._failure is None):
                     self._wait_for_io(reported + REPORT_SECONDS)
                     if time.monotonic() - reported >= REPORT_SECONDS:

@@ -30,12 +30,12 @@ class MailboxOwner:
     """The mailboxes of some ranks, in the process that starts them.
 
     Args:
-        size: int, number of ranks.
-        patience: float, seconds after which a rank that still waits is named in a warning.
+        size: number of ranks.
+        patience: seconds after which a rank that still waits is named in a warning.
 
     Attributes:
-        size: int.
-        partitions: dict of a rank to the partition that it has introduced itself with.
+        size: number of ranks.
+        partitions: by rank, the partition that it has introduced itself with.
     """
 
     def __init__(self, size: int, patience: float = 600.0) -> None:
@@ -58,7 +58,10 @@ class MailboxOwner:
         return MailboxSpec(rank, self.size, self._inboxes[rank], outboxes)
 
     def release(self, rank: int) -> None:
-        """Closes this process's copy of a rank's inbox, after its process has started."""
+        """Closes this process's copy of a rank's inbox, after its process has started.
+
+        While a copy is open, sends to a rank that has ended do not fail.
+        """
         fd, self._inboxes[rank] = self._inboxes[rank], -1
         if fd >= 0:
             os.close(fd)
@@ -151,6 +154,7 @@ def supervised(owner: MailboxOwner) -> Iterator[None]:
         poll.register(owner, select.POLLIN)
         poll.register(reader, select.POLLIN)
         with threads.as_service():
+            # At least every 200 ms: news may be pending, and waits grow long without any report.
             while reader not in {fd for fd, _ in poll.poll(200)}:
                 owner.read()
                 owner.flush()
@@ -170,7 +174,7 @@ def mailboxes(size: int) -> Iterator[list[Mailbox]]:
     """Makes the mailboxes of several ranks in this process, for threads: for tests.
 
     Args:
-        size: int, number of ranks.
+        size: number of ranks.
     """
     owner = MailboxOwner(size)
     made = []

@@ -18,7 +18,7 @@ class InboxSender:
     """The sending end of a process's inbox. Any thread may send.
 
     Args:
-        fd: int, a datagram socket, which all senders share; owned from now on.
+        fd: a datagram socket, which all senders share; owned from now on.
     """
 
     def __init__(self, fd: int) -> None:
@@ -46,8 +46,7 @@ class InboxSender:
         """Sends a datagram, or keeps it for `flush`.
 
         Args:
-            data: bytes.
-            block: `Block` whose descriptor goes with it, or None.
+            block: its descriptor goes with the datagram.
 
         Returns:
             True if nothing is pending now.
@@ -57,7 +56,7 @@ class InboxSender:
         """
         with self._lock:
             self._sent += 1
-            self._pending.append((data, block))
+            self._pending.append((data, block))  # behind those that wait, in order
             return self._flush()
 
     def flush(self) -> bool:

@@ -31,7 +31,7 @@ _SHOWN = 8  # ranks in a message, and waits of one
 @dataclass(frozen=True)
 class _Seen:
     report: WaitReport
-    at: float
+    at: float  # of the clock, like `since`
     since: float  # the first report that said the same
 
 
@@ -39,7 +39,7 @@ class RankReports:
     """The reports of all ranks.
 
     Args:
-        clock: callable, seconds; another one in tests.
+        clock: returns seconds; another one in tests.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +63,7 @@ class RankReports:
         """Describes each wait that has lasted for some time, once. It may be as it should.
 
         Args:
-            seconds: float, the time.
+            seconds: the time after which a wait is long.
         """
         now, texts = self._clock(), []
         for rank, seen in self._seen.items():
@@ -99,7 +99,7 @@ def stuck(reports: Mapping[int, WaitReport]) -> dict[int, WaitReport]:
     """Returns the reports of the ranks that cannot proceed, if all reports are of one moment.
 
     Args:
-        reports: mapping of a rank to its report, without the ranks that do not wait.
+        reports: by rank, without the ranks that do not wait.
     """
     found = dict(sorted(reports.items()))
     while True:
@@ -113,6 +113,7 @@ def stuck(reports: Mapping[int, WaitReport]) -> dict[int, WaitReport]:
 def _is_stuck(report: WaitReport, among: Mapping[int, WaitReport]) -> bool:
     for wait in report.waits:
         source = among.get(wait.source)
+        # Unequal counts: a letter is under way, perhaps the one that ends the wait.
         if source is None or source.sent[report.rank] != report.received[wait.source]:
             return False
     return True
