@@ -50,10 +50,9 @@ class HostsEngine(Engine):
     """One rank of a group that spans hosts. See `Engine`.
 
     Args:
-        local: `Engine`, this host's own group.
-        hosts: `HostsSpec`.
-        fds: sequence of int, the leader's connections (see `Peers`); empty on other ranks.
-        memory: int, descriptor of the memory of the host's group; the caller keeps it.
+        local: this host's own group.
+        fds: the leader's connections (see `Peers`); empty on other ranks.
+        memory: descriptor of the memory of the host's group; the caller keeps it.
     """
 
     def __init__(self, local: Engine, hosts: HostsSpec, fds: Sequence[int], memory: int) -> None:
@@ -202,9 +201,7 @@ class _HostsCall:
     """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
 
     Args:
-        local, peers, hosts: of the engine.
-        description: `Description`.
-        key, number: int, the same on all ranks.
+        key, number: the same on all ranks.
     """
 
     def __init__(

@@ -52,9 +52,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
     """Launches the collectives of one device on a `Group`.
 
     Args:
-        group: `Group`.
-        keys: `Keys`, shared by all launchers of a process.
-        device: str.
+        keys: shared by all launchers of a process.
     """
 
     def __init__(self, group: Group, keys: Keys, device: str) -> None:

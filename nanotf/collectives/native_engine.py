@@ -34,9 +34,7 @@ class NativeEngine(Engine):
     """One rank of a group, in C++. See `Engine`.
 
     Args:
-        spec: `GroupSpec`.
-        rank: int.
-        fd: int, the group's file; the caller keeps it.
+        fd: the group's file; the caller keeps it.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:

@@ -45,19 +45,13 @@ class PeerFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class HostsSpec:
-    """The hosts of a group.
+    """The hosts of a group."""
 
-    Args:
-        index: int, this host.
-        counts: tuple of int, the number of ranks by host; ranks are numbered host by host.
-        names: tuple of str by host, for messages.
-        deadline: float, limit of one wait for another host, in seconds. Shorter than the deadline
-            of the host's own group: otherwise ranks would blame their leader for a late host.
-    """
-
-    index: int
-    counts: tuple[int, ...]
-    names: tuple[str, ...]
+    index: int  # this host
+    counts: tuple[int, ...]  # the number of ranks by host; ranks are numbered host by host
+    names: tuple[str, ...]  # tuple of str by host, for messages
+    # Limit of one wait for another host, in seconds. Shorter than the deadline of the host's own
+    # group: otherwise ranks would blame their leader for a late host.
     deadline: float
 
     def ranks(self, host: int) -> range:
@@ -88,9 +82,8 @@ class Peers:
     """The connections of one leader.
 
     Args:
-        hosts: `HostsSpec`.
-        fds: sequence of int, connected sockets to the leaders of the other hosts, in the order of
-            hosts; owned from now on.
+        fds: connected sockets to the leaders of the other hosts, in the order of hosts; owned from
+            now on.
     """
 
     def __init__(self, hosts: HostsSpec, fds: Sequence[int]) -> None:
@@ -115,11 +108,10 @@ class Peers:
         """Sends an array of bytes.
 
         Args:
-            host: int.
             place: tuple of key, number and step.
-            signature: int, equal on all ranks if they make the same call.
-            text: str, describes the call in error messages.
-            data: array, contiguous.
+            signature: equal on all ranks if they make the same call.
+            text: describes the call in error messages.
+            data: contiguous.
 
         Raises:
             PeerFailed: The connection is closed.

@@ -83,7 +83,7 @@ def uninitialized_variable(spec: Any, arguments: dict[str, Any]) -> Any:
 
     Args:
         spec: `tf.TensorSpec`, its shape and dtype.
-        arguments: dict, keyword arguments that a variable creator gets.
+        arguments: keyword arguments that a variable creator gets.
     """
     from tensorflow.python.ops import resource_variable_ops
 
@@ -120,7 +120,6 @@ def all_float_operations(graph: Any, given: Callable[[Any], Any] = lambda _: Non
     A loop counts as often as it says that it runs at most, a branch as if all of them ran.
 
     Args:
-        graph: the graph.
         given: function, returns the constant value of an input of the graph, None if it has none.
     """
 
@@ -172,7 +171,6 @@ def converted(function: Callable[..., Any], features: Any = None) -> Callable[..
     """Returns a function that AutoGraph converts when it is called, as `tf.function` does.
 
     Args:
-        function: callable.
         features: `tf.autograph.experimental.Feature`s, default none.
     """
     from tensorflow.python.autograph.impl import api
@@ -321,7 +319,7 @@ def constant(tensor: Any, value_of: Callable[[Any], Any], limit: int) -> Any:
     Args:
         tensor: a tensor of a graph.
         value_of: function, does the same for the inputs of its operation.
-        limit: int, the number of elements above which only the value of a `Const` is returned.
+        limit: the number of elements above which only the value of a `Const` is returned.
     """
     from tensorflow.python.framework import tensor_util
 

@@ -61,7 +61,7 @@ def build_symbolically(
         layer: a layer that is not built.
         call: function, the stock `__call__`.
         args, kwargs: arguments of the call that follows.
-        is_data: callable, whether a leaf of them is a tensor or array.
+        is_data: whether a leaf of them is a tensor or array.
     """
     tf = require_tensorflow()
 

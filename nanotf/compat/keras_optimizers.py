@@ -143,7 +143,7 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
 
     Args:
         optimizer: a built optimizer, or None.
-        classes: sequence of str, names of the classes with element-wise updates.
+        classes: names of the classes with element-wise updates.
     """
     others = (
         "clipnorm",

@@ -74,8 +74,8 @@ def steps_after(model: Any, index: int, steps: int | None) -> int:
 
     Args:
         model: a compiled model.
-        index: int, of a step in the execution, as `on_train_batch_end` gets it.
-        steps: int or None, of an epoch, if known.
+        index: of a step in the execution, as `on_train_batch_end` gets it.
+        steps: of an epoch, if known.
     """
     at_once = generation().steps_at_once(model)
     made = (index // at_once + 1) * at_once
@@ -89,9 +89,9 @@ def pass_over(model: Any, steps: int, logs: Any, reads: bool) -> None:
 
     Args:
         model: a model in the middle of `fit`.
-        steps: int, how many steps are complete.
+        steps: how many steps are complete.
         logs: dict, the logs of the last of them.
-        reads: bool, whether to read the steps' batches, since the data begin before them.
+        reads: whether to read the steps' batches, since the data begin before them.
     """
     stock = model.train_function
     each = generation().steps_per_execution(model)

@@ -84,8 +84,7 @@ def without_value(cls: Any, shape: Any, dtype: str, kind: Mapping[str, Any]) -> 
     Args:
         cls: type.
         shape: `tf.TensorShape`.
-        dtype: str.
-        kind: mapping, of `kind_of`.
+        kind: of `kind_of`.
     """
     tf = require_tensorflow()
     if tf.distribute.has_strategy():

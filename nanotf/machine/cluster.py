@@ -131,8 +131,8 @@ def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
     """Returns the hosts of a run, see the top of this module.
 
     Args:
-        environ: mapping, environment variables.
-        flag: str, the value of `--hosts`; None or "auto" to look at the environment.
+        environ: environment variables.
+        flag: the value of `--hosts`; None or "auto" to look at the environment.
 
     Raises:
         InvalidArgumentError: A source describes hosts wrongly, or this host is not among them.
@@ -154,7 +154,7 @@ def launched(environ: Mapping[str, str]) -> tuple[str, int]:
     Unlike `find` it asks no other process.
 
     Args:
-        environ: mapping, environment variables.
+        environ: environment variables.
 
     Returns:
         tuple of the launcher's command and a number: `srun` or `mpirun`; ("", 1) without either.

@@ -25,44 +25,26 @@ _BINDING_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP
 
 @dataclass(frozen=True)
 class LogicalCpu:
-    """A logical CPU of the operating system: one hyper-thread of a physical core.
+    """A logical CPU of the operating system: one hyper-thread of a physical core."""
 
-    Args:
-        id: int, the operating system's number.
-        core: int, the physical core; hyper-thread siblings share it. Unique in its socket.
-        socket: int.
-        numa_node: int.
-        online: bool, default True.
-        efficiency: bool, default False; True for the slower cores of a hybrid processor.
-    """
-
-    id: int
-    core: int
+    id: int  # the operating system's number
+    core: int  # the physical core; hyper-thread siblings share it. Unique in its socket.
     socket: int = 0
     numa_node: int = 0
     online: bool = True
-    efficiency: bool = False
+    efficiency: bool = False  # True for the slower cores of a hybrid processor
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A described machine.
+    """A described machine."""
 
-    Args:
-        cpus: tuple of `LogicalCpu`, offline ones included.
-        affinity: frozenset of int or None, the process's affinity mask (`taskset`); None for all.
-        cpuset: frozenset of int or None, what its control groups allow; None for all.
-        quota: float or None, CPUs that its control groups grant; None for no limit.
-        can_pin: bool, whether processes can be pinned to cores here.
-        notes: tuple of str, the unknown facts, for `nanotf doctor`.
-    """
-
-    cpus: tuple[LogicalCpu, ...]
-    affinity: frozenset[int] | None = None
-    cpuset: frozenset[int] | None = None
-    quota: float | None = None
-    can_pin: bool = True
-    notes: tuple[str, ...] = ()
+    cpus: tuple[LogicalCpu, ...]  # offline ones included
+    affinity: frozenset[int] | None = None  # the process's affinity mask (`taskset`); None for all
+    cpuset: frozenset[int] | None = None  # what its control groups allow; None for all
+    quota: float | None = None  # CPUs that its control groups grant; None for no limit
+    can_pin: bool = True  # whether processes can be pinned to cores here
+    notes: tuple[str, ...] = ()  # the unknown facts, for `nanotf doctor`
 
     def physical_cores(self) -> tuple[LogicalCpu, ...]:
         """Returns the lowest logical CPU of each physical core that is online."""
@@ -162,12 +144,11 @@ def describe_machine(
 
     Args:
         root: the directory that holds `proc` and `sys`, default `/`; another one in tests.
-        environ: mapping, default `os.environ`. Only used to see if an OpenMP runtime binds
-            threads.
+        environ: Only used to see if an OpenMP runtime binds threads.
 
     Returns:
-        `Machine`. If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and
-        `can_pin` is False if the processes cannot be pinned.
+        If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and `can_pin` is
+        False if the processes cannot be pinned.
     """
     base = pathlib.Path(root)
     affinity = _affinity(base, os.environ if environ is None else environ)

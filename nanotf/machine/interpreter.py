@@ -50,7 +50,7 @@ def nanotf_command(python: str) -> list[str]:
     """Returns the command `nanotf` of an interpreter, to be run in a folder of the user's.
 
     Args:
-        python: str, the interpreter.
+        python: the interpreter.
     """
     return [python, "-c", _COMMAND]
 
@@ -64,13 +64,13 @@ def python_command(module: str, *arguments: str, standard_first: bool = False) -
     alone: it is for the user's own processes.
 
     Args:
-        module: str, its name; a word of the command line, by which `neighbours` finds workers.
-        *arguments: str, the module's `sys.argv[1:]`.
-        standard_first: bool, default False, whether the standard library comes first: a script's
-            folder may hold a `queue.py` that is not meant for the libraries that the child imports.
+        module: its name; a word of the command line, by which `neighbours` finds workers.
+        *arguments: the module's `sys.argv[1:]`.
+        standard_first: whether the standard library comes first: a script's folder may hold a
+            `queue.py` that is not meant for the libraries that the child imports.
 
     Returns:
-        list of str, for `subprocess`.
+        For `subprocess`.
 
     Raises:
         NanoError: `sys.executable` names no program.

@@ -32,7 +32,6 @@ def check(
     """Compares a divided call with a whole one, if this call of the layer is one to compare.
 
     Args:
-        layer: the layer.
         whole: function of the call's arguments, calls it on all rows.
         divided: function of `args` and `kwargs`, calls it on each worker's rows.
         args, kwargs: the call's arguments, of the whole batch.

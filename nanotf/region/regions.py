@@ -33,7 +33,7 @@ class Region:
     Args:
         division: `Division` of the batch.
         layer: the layer that is called.
-        draws, statistics: sequences of bool, see `Verdict`.
+        draws, statistics: see `Verdict`.
 
     Attributes:
         graph: the graph that contains the call; None for an eager call.

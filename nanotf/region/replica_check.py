@@ -22,11 +22,7 @@ SAME = 1e-3  # relative; rounding may make equal numbers differ by less
 
 
 class ReplicaCheck:
-    """Compares the workers after the steps of one program.
-
-    Args:
-        exchange: `Exchange`.
-    """
+    """Compares the workers after the steps of one program."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -36,7 +32,7 @@ class ReplicaCheck:
         """Compares the workers after some of the steps; all workers call it after each step.
 
         Args:
-            step: str, its name.
+            step: its name.
             value: the step's result.
             variables: sequence of `tf.Variable`, the variables to compare.
 
@@ -52,7 +48,7 @@ class ReplicaCheck:
         """Compares the workers now.
 
         Args:
-            when: str, names the moment in the error.
+            when: names the moment in the error.
             value, variables: as in `look`.
         """
         numbers = [*_returned(value), *held(variables)]

@@ -42,17 +42,11 @@ _SMALLEST = 1024  # elements; below this the update takes no time
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """Divided variables, and their places in the call's state.
+    """Divided variables, and their places in the call's state."""
 
-    Args:
-        trainable: tuple of int, their places among the model's trainable variables.
-        places: tuple of int, their places in the call's state.
-        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for these
-            variables.
-    """
-
-    trainable: tuple[int, ...]
-    places: tuple[int, ...]
+    trainable: tuple[int, ...]  # their places among the model's trainable variables
+    places: tuple[int, ...]  # their places in the call's state
+    # Pairs, an attribute of the optimizer and the places of its slots for these variables.
     slots: tuple[tuple[str, tuple[int, ...]], ...]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
@@ -62,17 +56,11 @@ class Divided:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerShards:
-    """The variables of a divided update; each worker updates the others as a whole.
+    """The variables of a divided update; each worker updates the others as a whole."""
 
-    Args:
-        dense: `Divided`, the variables that are divided as one vector.
-        tables: `Divided`, the variables that are each divided by rows.
-        refresh: bool, whether anything besides the optimizer may change the variables.
-    """
-
-    dense: Divided
-    tables: Divided
-    refresh: bool
+    dense: Divided  # the variables that are divided as one vector
+    tables: Divided  # the variables that are each divided by rows
+    refresh: bool  # whether anything besides the optimizer may change the variables
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
@@ -169,7 +157,6 @@ class ShardedUpdate:
         strategy: `strategy.WorkerStrategy` with a group.
         optimizer: the model's optimizer. Another like it keeps the slots of the parts.
         trainable: list of the model's trainable variables.
-        shards: `OptimizerShards`.
 
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
@@ -354,7 +341,6 @@ def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int,
 
     Args:
         bounds: the part's first element and the element after its last.
-        shapes: sequence of shapes.
 
     Returns:
         A list of tuples: index of the array, its first element in the part, the element after

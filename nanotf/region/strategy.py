@@ -87,8 +87,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
 
     Args:
-        rank: int, this worker's rank.
-        size: int, number of workers.
+        rank: this worker's rank.
+        size: number of workers.
         cluster: sequence of str, `host:port` by rank, for transport "grpc". This rank's port must
             be free; TensorFlow's server binds it on all interfaces.
         group: `collectives.Group` attached to this rank, for transport "shm".
@@ -158,8 +158,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
         Args:
             rows: tensor of at least one dimension; the first may differ between workers.
-            if_read: bool, whether a graph gathers them only if something reads the result. Over
-                gRPC it always does.
+            if_read: whether a graph gathers them only if something reads the result. Over gRPC it
+                always does.
         """
         _check_not_compiled()
         if rows.dtype == tf.string:

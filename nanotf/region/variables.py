@@ -39,7 +39,6 @@ def used_by_rows(
     """Makes code in this context use variables for its own rows.
 
     Args:
-        exchange: `Exchange`.
         layer: the layer whose code it is.
         variables: sequence of plain `tf.Variable`, all that the code reads and may train.
         positions: sequence of those of which all workers look up the same rows.

@@ -41,10 +41,10 @@ class Reader:
     """The states of a graph's tensors.
 
     Args:
-        rows: int, the number of rows that the graph was traced with: a prime.
+        rows: the number of rows that the graph was traced with: a prime.
         twins: mapping of `id` of a tensor to the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
-        other_rows: int, that number.
+        other_rows: that number.
 
     Attributes:
         states: dict of `id` of a tensor to its `TensorState`.

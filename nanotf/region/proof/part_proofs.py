@@ -24,17 +24,12 @@ _MOST_NESTED = 6
 
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
-    """The outputs of layers that are alike, and divided.
+    """The outputs of layers that are alike, and divided."""
 
-    Args:
-        structure: structure of them.
-        leaves: tuple of `Argument`.
-        draws, statistics, operations: see `verdicts.Verdict`. It has variables, too, which must not
-            stay in memory longer than their layer.
-    """
-
-    structure: Any
+    structure: Any  # structure of them
     leaves: tuple[Argument, ...]
+    # `draws`, `statistics`, `operations`: see `verdicts.Verdict`. It has variables, too, which must
+    # not stay in memory longer than their layer.
     draws: tuple[bool, ...]
     statistics: tuple[bool, ...]
     operations: float
@@ -48,7 +43,6 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
 
     Args:
         tracing: `Tracing` of the call around it.
-        layer: the layer.
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
