@@ -87,13 +87,13 @@ class Group:
         """Maps the memory of a group.
 
         Args:
-            spec: `GroupSpec` from the parent.
+            spec: from the parent.
             rank: this process's rank; each rank attaches once.
             fd: the descriptor sent with the specification. The caller keeps it and may close it
                 afterwards.
-            hosts: `HostsSpec` if the group spans hosts. `spec` then describes the group of this
-                host; `rank` counts the ranks of all hosts.
-            connections: the descriptors of the leader's connections, see `Peers`.
+            hosts: None if the group does not span hosts. With it, `spec` describes the group of
+                this host, and `rank` counts the ranks of all hosts.
+            connections: descriptors of the leader's connections, see `Peers`; empty on other ranks.
 
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank

@@ -51,7 +51,7 @@ class HostsEngine(Engine):
 
     Args:
         local: this host's own group.
-        fds: the leader's connections (see `Peers`); empty on other ranks.
+        fds: descriptors of the leader's connections (see `Peers`); empty on other ranks.
         memory: descriptor of the memory of the host's group; the caller keeps it.
     """
 
@@ -111,6 +111,7 @@ class HostsEngine(Engine):
                 found.append(np.concatenate(call.swap(mine)))
                 return np.array([len(found[0])], np.int64)
 
+            # The other ranks of the host need the length before they can receive the rows.
             count = int(call.spread(rows, (1,), np.int64)[0])
             return call.spread(lambda: found[0], (count, *array.shape[1:]), array.dtype)
 
@@ -163,6 +164,7 @@ class HostsEngine(Engine):
             self._last_failure = failure
         if self._peers is not None and is_new:
             self._peers.tell_all(failure)
+            # Without a rank, which tells `_seen_from_all` that ranks are counted over all hosts.
             own = self._local.spec.layout.region(self._local.rank) + layout.RANK_RECORD
             write_abort_record(self._memory, own, dataclasses.replace(failure, rank=-1))
         return CollectiveError(failure.message)
@@ -201,7 +203,8 @@ class _HostsCall:
     """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
 
     Args:
-        key, number: the same on all ranks.
+        key, number: of the call; the same on all ranks.
+        peers: None on ranks that are not their host's leader.
     """
 
     def __init__(

@@ -116,6 +116,7 @@ class NativeEngine(Engine):
         results: list[Array] = []
 
         def allocate(context: Any, rows: int, out: Any) -> int:
+            # C calls it, which no exception can cross; 1 tells it that memory is lacking.
             with contextlib.suppress(MemoryError):
                 results.append(np.empty((rows, *array.shape[1:]), array.dtype))
                 out[0] = results[0].ctypes.data
@@ -186,7 +187,7 @@ class NativeEngine(Engine):
     ) -> None:
         shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
         if any_rows:
-            shapes[1] = -1
+            shapes[1] = -1  # the first dimension: any length
         call = native.NanotfCall(
             check_key(key),
             name.encode(),

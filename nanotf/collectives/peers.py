@@ -27,7 +27,7 @@ import numpy as np
 from nanotf.collectives.engine import Array
 from nanotf.wire.failures import Failure, FailureKind
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
 # Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
 _HEADER = struct.Struct("<IIIIQIQ")
 _MISSING = struct.Struct("<I")
@@ -49,7 +49,7 @@ class HostsSpec:
 
     index: int  # this host
     counts: tuple[int, ...]  # the number of ranks by host; ranks are numbered host by host
-    names: tuple[str, ...]  # tuple of str by host, for messages
+    names: tuple[str, ...]  # by host, for messages
     # Limit of one wait for another host, in seconds. Shorter than the deadline of the host's own
     # group: otherwise ranks would blame their leader for a late host.
     deadline: float
@@ -92,6 +92,7 @@ class Peers:
         self._sockets = {
             host: socket.socket(fileno=fd) for host, fd in zip(others, fds, strict=True)
         }
+        # Several threads may send to a host, each frame in two pieces.
         self._sending = {host: threading.Lock() for host in others}
         self._changed = threading.Condition()
         # Guarded by `_changed`. Readers put frames, `take` removes them.
@@ -108,7 +109,6 @@ class Peers:
         """Sends an array of bytes.
 
         Args:
-            place: tuple of key, number and step.
             signature: equal on all ranks if they make the same call.
             text: describes the call in error messages.
             data: contiguous.
@@ -124,6 +124,7 @@ class Peers:
                 self._sockets[host].sendall(header + described)
                 self._sockets[host].sendall(content.data)
         except OSError as error:
+            # The other leader may have said why before it closed the connection.
             raise PeerFailed(self._failure or self._lost(host)) from error
 
     def tell_all(self, failure: Failure) -> None:
@@ -187,6 +188,7 @@ class Peers:
 
     def _fail(self, failure: Failure) -> None:
         with self._changed:
+            # The first stays: a leader that has sent its failure closes the connection next.
             self._failure = self._failure or failure
             self._changed.notify_all()
 
@@ -218,6 +220,7 @@ class Peers:
         """Closes the connections; peers that wait for this host raise."""
         for sock in self._sockets.values():
             try:
+                # `close` alone would not wake the reader, which waits for a frame.
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the other end was first

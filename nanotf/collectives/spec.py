@@ -49,9 +49,9 @@ class GroupSpec:
     # All-reduces above this take two steps: each rank reduces a part, then all copy the results
     # (native implementation).
     symmetric_bytes: int
-    # Number of NUMA nodes: the first `size // nodes` ranks are on the first node, and so on. Two-
-    # step all-reduces then cross from node to node once. 1 if nodes have different numbers of
-    # ranks.
+    # Number of NUMA nodes: the first `size // nodes` ranks are on the first node, and so on.
+    # All-reduces in two steps then cross from node to node once. 1 if nodes have different numbers
+    # of ranks.
     nodes: int
     spin_seconds: float  # how long a rank spins before it sleeps in the kernel
     deadline: float  # limit of one wait for other ranks, in seconds
@@ -64,6 +64,7 @@ class GroupSpec:
 
 def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
     """Writes an abort record at `offset` if it is not set, then the group's abort flag."""
+    # In this order: who sees the flag finds the record's first word, and with that the record.
     if struct.unpack_from("<I", memory, offset)[0] == 0:
         raw, begin = bytes(layout.RawFailure.of(failure)), offset + layout.RECORD_FAILURE
         memory[begin : begin + len(raw)] = raw
@@ -77,7 +78,7 @@ class CollectiveWait:
 
     rank: int
     missing: tuple[int, ...]  # the ranks that have not arrived
-    tag: int  # tag of the collective; see `native/layout.h`
+    tag: int  # of the collective; see `native/layout.h`
     what: str  # description of the call for people
 
 
@@ -179,7 +180,7 @@ def create_group(
     Args:
         size: number of ranks.
         nodes: as in `GroupSpec`. The Python implementation ignores it.
-        deadline: default 600 seconds, for each wait for other ranks.
+        deadline: seconds, for each wait for other ranks.
         implementation: one of `IMPLEMENTATIONS`. `None` means "native" if the library was built and
             `NANOTF_NATIVE` is not 0, else "python". The log then gives the reason once.
         chunk_bytes: see `GroupSpec`; the default was measured.

@@ -58,7 +58,7 @@ class Tally:
         """Counts a collective.
 
         Args:
-            name: its kind.
+            name: its kind, for people.
             tensor: this rank's input.
 
         Returns:

@@ -106,8 +106,7 @@ class DatasetDescription:
 
     graph: bytes  # equal for a dataset each time
     element_spec: Any  # nested structure of `tf.TypeSpec`
-    # `tf.Variable`, those that its functions read, in the graph's order.
-    variables: tuple[Any, ...]
+    variables: tuple[Any, ...]  # those that its functions read, in the graph's order
 
     def make(self) -> Any:
         """Returns the `tf.data.Dataset`."""

@@ -123,7 +123,7 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
     Args:
         extended: the strategy's implementation, in local mode.
         size: number of workers.
-        make: callable that takes a device's name and returns a `Launcher` for it.
+        make: takes a device's name and returns a `Launcher` for it.
     """
     for name, devices in (
         ("_cross_device_ops", extended.worker_devices),

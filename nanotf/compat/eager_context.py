@@ -66,7 +66,7 @@ def follow(taken: tuple[int, Any] | None, is_new: bool) -> None:
     """Sets what `seeds` returned in another process.
 
     Args:
-        taken: of `seeds`.
+        taken: the result of `seeds` there.
         is_new: whether that process has set a seed since, see `seeding`.
     """
     _set_seeds(taken)
@@ -174,7 +174,7 @@ def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
     Args:
         name: of the operation.
         outputs, inputs: lists of tensors.
-        gradient: function that takes the outputs' gradients and returns the inputs'.
+        gradient: takes the outputs' gradients and returns the inputs'.
     """
     recorder.record_operation(name, outputs, inputs, gradient)
 

@@ -181,7 +181,7 @@ class Generation(Protocol):
 
         Args:
             model: a model whose metrics are built.
-            logs: dict of str to float, by the metrics' names.
+            logs: the metrics' values, by their names.
         """
 
     # ----------------------------------------------------------------------- optimizers
@@ -202,7 +202,7 @@ class Generation(Protocol):
         Args:
             optimizer: the model's optimizer, in a worker.
             twin: another optimizer, which applies them.
-            apply: function that takes `update`, the list of gradients and the list of variables.
+            apply: takes `update`, the list of gradients and the list of variables.
                 `update` is the twin's; it takes lists of summed gradients and variables.
         """
 
@@ -221,7 +221,7 @@ class Generation(Protocol):
         Args:
             model: the user's model.
             initial_epoch: the argument of `fit`.
-            steps: batches per epoch.
+            steps: batches per epoch; None if Keras does not know.
         """
 
     def begin_at(self, model: Any, epoch: int, step: int) -> None:
@@ -251,7 +251,7 @@ class Generation(Protocol):
         Args:
             model: a Keras model.
             given: dict of x, y, sample_weight and batch_size.
-            steps: int or None, `validation_steps`.
+            steps: `validation_steps`.
         """
 
     def split_for_validation(self, data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:

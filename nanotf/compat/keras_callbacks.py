@@ -110,6 +110,7 @@ def saves_at(callback: Any, batch: int) -> bool:
         callback: `ModelCheckpoint` or `BackupAndRestore`; it is not changed.
         batch: the index that its hook gets next.
     """
+    # On a copy, since the method counts the batches of its calls.
     if hasattr(callback, "_should_save_on_batch"):
         return bool(copy.copy(callback)._should_save_on_batch(batch))
     return bool(callback._batches_count + 1 >= callback.save_freq)

@@ -25,18 +25,16 @@ UNKNOWN_CARDINALITY = -2  # tf.data's code
 class DataArguments:
     """The arguments of `fit` or `evaluate` about one set of data, with Keras's defaults."""
 
-    # `x`, `y`, `sample_weight`: as in `fit`.
-    x: Any
+    x: Any  # as in `fit`, like all but the last three
     y: Any = None
     sample_weight: Any = None
     batch_size: int | None = None
-    steps: int | None = None  # int or None, `steps_per_epoch` or `validation_steps`
-    shuffle: Any = False  # as in `fit`
-    class_weight: Any = None  # dict or None
-    # `epochs`, `initial_epoch`: as in `fit`.
+    steps: int | None = None  # `steps_per_epoch` or `validation_steps`
+    shuffle: Any = False
+    class_weight: Any = None
     epochs: int = 1
     initial_epoch: int = 0
-    # `workers`, `use_multiprocessing`, `max_queue_size`: as in Keras 2's `fit`.
+    # As in Keras 2's `fit`; Keras 3's has none of them.
     workers: int = 1
     use_multiprocessing: bool = False
     max_queue_size: int = 10
@@ -63,7 +61,8 @@ class Epochs:
         element_spec: nested structure of type specifications, of one batch.
         cardinality: as told to a worker's Keras, so that its loop is the same.
         steps: batches per epoch, if Keras knows them.
-        dataset: `tf.data.Dataset` that is read, including class weights, or None.
+        dataset: `tf.data.Dataset` that is read, including class weights; None if the data are
+            of another kind.
         is_of_arrays: whether they are arrays that Keras shuffles within batches.
 
     Attributes:

@@ -188,7 +188,7 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
 
     Args:
         optimizer: an optimizer, or None.
-        variables: sequence of the trainable variables of a model.
+        variables: the trainable variables of a model.
     """
     while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
         optimizer = optimizer.inner_optimizer

@@ -75,7 +75,7 @@ def steps_after(model: Any, index: int, steps: int | None) -> int:
     Args:
         model: a compiled model.
         index: of a step in the execution, as `on_train_batch_end` gets it.
-        steps: of an epoch, if known.
+        steps: of an epoch; None if unknown.
     """
     at_once = generation().steps_at_once(model)
     made = (index // at_once + 1) * at_once
@@ -89,8 +89,8 @@ def pass_over(model: Any, steps: int, logs: Any, reads: bool) -> None:
 
     Args:
         model: a model in the middle of `fit`.
-        steps: how many steps are complete.
-        logs: dict, the logs of the last of them.
+        steps: how many of the epoch's steps are complete.
+        logs: a dict, the logs of the last of them.
         reads: whether to read the steps' batches, since the data begin before them.
     """
     stock = model.train_function

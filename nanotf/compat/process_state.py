@@ -43,7 +43,7 @@ class Row:
 
     name: str
     read: Callable[[], Any]  # returns a value that can be pickled and compared
-    write: Callable[[Any], Any]  # callable that takes one
+    write: Callable[[Any], Any]  # takes such a value
     traced: bool = False  # whether a trace of a function keeps it
 
 
@@ -170,8 +170,8 @@ class ProcessState:
     """The state of a process, to be restored in another."""
 
     values: dict[str, Any]  # by the name of a `Row`
-    # Str to (str, int), the user's modules: the file of each, and a number that is another
-    # one when the module was loaded anew.
+    # The user's modules, by name: the file of each, and a number that is another one when the
+    # module was loaded anew.
     modules: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -300,6 +300,7 @@ def _forget_modules(now: Mapping[str, tuple[str, int]]) -> None:
         module = sys.modules.get(name)
         if module is None or _told.get(name) == now.get(name):
             continue
+        # Loaded here before any order told of it, from the same file.
         if name not in _told and _file_of(module) == now[name][0]:
             continue
         del sys.modules[name]

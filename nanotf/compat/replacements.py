@@ -29,14 +29,12 @@ class Override:
     # function is replaced in all modules that have imported it.
     target: str
     why: str
-    # Callable that takes the stock attribute, as its class or module holds it, and the `given` of
-    # `install`; returns the new attribute.
+    # Takes the stock attribute, as its class or module holds it, and the `given` of `install`;
+    # returns the new attribute.
     replacement: Callable[[Any, Any], Any]
-    # Tuple of two versions of Keras, the first that needs the override and the first that no longer
-    # does.
+    # Two versions of Keras: the first that needs the override, and the first that no longer does.
     versions: Versions = ANY
-    # Whether TensorFlow and Keras lack the attribute; the stock one is then None.
-    adds: bool = False
+    adds: bool = False  # whether Keras lacks the attribute; the stock one is then None
 
     def applies(self) -> bool:
         """Returns True if the installed Keras needs the override."""
@@ -81,7 +79,7 @@ def install(table: Sequence[Override], given: Any) -> None:
     second replaces the result of the first.
 
     Args:
-        given: object passed to each replacement, such as the worker's strategy.
+        given: passed to each replacement, such as the worker's strategy.
     """
     in_modules: dict[int, tuple[Any, Any]] = {}  # by identity of the attribute before
     ours_by_target: dict[str, Any] = {}

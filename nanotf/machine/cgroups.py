@@ -18,7 +18,7 @@ class Limits:
     cpuset: frozenset[int] | None = None  # the logical CPUs allowed; None for no limit
     # CPU time per time (3.5 is three and a half CPUs); None for no limit.
     quota: float | None = None
-    memory: int | None = None  # int or None, bytes; None for no limit
+    memory: int | None = None  # bytes; None for no limit
 
 
 @dataclass(frozen=True)

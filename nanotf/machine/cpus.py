@@ -144,7 +144,7 @@ def describe_machine(
 
     Args:
         root: the directory that holds `proc` and `sys`, default `/`; another one in tests.
-        environ: Only used to see if an OpenMP runtime binds threads.
+        environ: only used to see if an OpenMP runtime binds threads; None for `os.environ`.
 
     Returns:
         If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and `can_pin` is
@@ -207,6 +207,7 @@ def _read_cpus(system: pathlib.Path) -> tuple[LogicalCpu, ...]:
         int(path.name[3:]): path for path in (system / "cpu").glob("cpu[0-9]*") if path.is_dir()
     }
     online = read_cpu_list(system / "cpu/online")
+    # Only hybrid processors of Intel's have this file.
     slow = read_cpu_list(system.parent / "cpu_atom/cpus") or frozenset()
     nodes = _numa_nodes(system / "node")
     describe = functools.partial(_read_cpu, online=online, slow=slow, nodes=nodes)
@@ -222,10 +223,11 @@ def _read_cpu(
     nodes: Mapping[int, int],
 ) -> LogicalCpu:
     topology = path / "topology"
-    # `core_id` is unique only within a die; the lowest sibling's number is unique everywhere.
+    # The kernel's core_id is unique only within a die, the lowest sibling's number everywhere.
     siblings = read_cpu_list(topology / "core_cpus_list")  # Linux 5.3 on
     siblings = siblings or read_cpu_list(topology / "thread_siblings_list") or frozenset({number})
     try:
+        # The kernel writes -1 where it does not know the socket.
         socket = max(0, int(read_text(topology / "physical_package_id") or 0))
     except ValueError:
         socket = 0

@@ -140,12 +140,12 @@ def shell_environment(
     """Returns the variables of a shell in which single processes use the whole machine.
 
     Args:
-        environ: the shell's environment.
+        environ: the shell's environment; `nanotf-init` may have changed it already.
         options: None for the defaults.
         installed: None to examine this machine.
 
     Returns:
-        Without `NANOTF_ENV`.
+        The changes, without `NANOTF_ENV`.
 
     Raises:
         PlacementError: The machine has fewer cores than the options ask for.
@@ -202,6 +202,7 @@ class _Builder:
         variables = dict(self.variables)
         removed = []
         for name in sorted(set(environ) | set(self.user)):
+            # What is left was exported by `nanotf-init` before, and is not set this time.
             if name in variables or environ.get(name) == self.user.get(name):
                 continue
             if name in self.user:

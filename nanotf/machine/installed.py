@@ -49,8 +49,7 @@ _LIBRARY_DIRECTORIES = (
 class Installed:
     """The installed libraries."""
 
-    # (name, path) pairs, the allocators that can be preloaded.
-    allocators: tuple[tuple[str, str], ...] = ()
+    allocators: tuple[tuple[str, str], ...] = ()  # name and path of those that can be preloaded
     tensorflow_uses_openmp: bool = False  # whether TensorFlow runs its kernels on libiomp5 threads
     libiomp5: str | None = None  # the library to preload for such a TensorFlow
     # Whether this environment has a libiomp5 that is not TensorFlow's (NumPy with MKL, from conda).

@@ -19,8 +19,7 @@ class System:
     memory: int | None = None  # the machine's memory in bytes
     memory_limit: int | None = None  # bytes that the control groups allow
     shm: int | None = None  # the size of `/dev/shm` in bytes
-    # `open_files`, `processes`, `address_space`: the soft limits that `ulimit` sets (`-n`, `-u`,
-    # `-v`, the last in bytes).
+    # The soft limits that `ulimit` sets: `-n`, `-u` and `-v`, the last in bytes.
     open_files: int | None = None
     processes: int | None = None
     address_space: int | None = None

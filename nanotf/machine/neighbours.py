@@ -112,8 +112,7 @@ def plan_readers(
     """Plans reader processes for this machine. Avoids other pools' cores if enough are left.
 
     Args:
-        number: of readers.
-        workers, cores_per_process, cores: as in `reading.plan_readers`.
+        workers, cores_per_process, cores: as in `reader_places.plan_readers`.
     """
     machine, cap = describe_machine(), shell_state.cores_cap(os.environ)
     theirs = {core for found in taken_cores().values() for core in found}

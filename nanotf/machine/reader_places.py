@@ -43,13 +43,14 @@ def plan_readers(
     """Gives each reader a place. See the top of this module for the rules.
 
     Args:
-        number: of readers, above 0.
-        workers: of workers; 1 if this process trains.
+        number: above 0.
+        workers: 1 if this process trains.
         cores_per_process: cores of each worker; None for equal shares.
-        cores: the logical CPUs that the user names for workers.
-        max_cores: the most cores to use in all.
+        cores: the logical CPUs that the user names for workers; None if they are not named.
+        max_cores: the most cores to use in all; None for no cap.
         avoid: logical CPUs of other pools.
     """
+    # If other pools have all cores, the readers share them.
     usable = machine.usable_cores(avoid)[:max_cores] or machine.usable_cores()
     pin = machine.can_pin and not machine.is_quota_limited()
     if cores is not None:

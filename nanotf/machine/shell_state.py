@@ -18,8 +18,8 @@ class Options:
     """The options that the user gave to `nanotf-init`."""
 
     openmp: bool = True  # False sets no `OMP_*`/`KMP_*` and preloads no libiomp5
-    # One of `ALLOCATOR_CHOICES`, default "auto": tcmalloc if it is installed, the only allocator
-    # that measurably helped.
+    # One of `ALLOCATOR_CHOICES`; "auto" is tcmalloc if it is installed, the only allocator that
+    # measurably helped.
     allocator: str = "auto"
     onednn: bool = True
     perf: bool = False  # see `environment.PERF_HELP`

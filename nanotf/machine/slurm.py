@@ -40,7 +40,6 @@ def expand_tasks(text: str | None, nodes: int) -> list[int]:
 
     Args:
         text: the variable; None, if it is not set, for one task on each node.
-        nodes: the number of nodes.
 
     Returns:
         The number of tasks on each node.

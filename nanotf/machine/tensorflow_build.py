@@ -24,7 +24,7 @@ class TensorFlowBuild:
     packages: tuple[str, ...] = ()  # the installed packages that provide it, with their versions
     tensorflow: str = ""  # its version; empty if it cannot be imported
     keras: str = ""  # the package that `tf.keras` comes from, and its version
-    backend: str = ""  # Keras's backend
+    backend: str = ""  # Keras's
     onednn: bool = False  # whether its kernels use oneDNN in the present environment
     gpus: int = 0  # the number of GPUs that it sees
     error: str = ""  # why it cannot be imported; empty if it can

@@ -18,7 +18,7 @@ from nanotf.region.regions import divide
 def calling_layers(stock: Any, _: Any) -> Any:
     """Makes `Layer.__call__` divide the outermost call; see `overrides`.
 
-    Calls inside `strategy.run()` are not divided: its replicas have their own rows.
+    Calls inside `tf.distribute.Strategy.run()` are not divided: its replicas have their own rows.
     """
 
     @functools.wraps(stock)
@@ -29,6 +29,7 @@ def calling_layers(stock: Any, _: Any) -> Any:
         if (
             not outermost
             or tf.distribute.has_strategy()
+            # In Keras 2 a metric is a layer.
             or isinstance(self, tf.keras.metrics.Metric)
         ):
             return stock(self, *args, **kwargs)
@@ -117,7 +118,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
 
 
 def applying(stock: Any, strategy: Any) -> Any:
-    """Makes Keras 3's `apply`, in `strategy.run()`, reject variables made outside the strategy."""
+    """Makes Keras 3's `apply`, in a strategy's `run()`, reject variables made outside the strategy."""
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -44,6 +44,7 @@ def check(
     assert_equal = functools.partial(_assert_equal, differ or _raise)
     if layer not in _calls:
         _calls[layer] = eager_context.made_outside(lambda: tf.Variable(0, dtype=tf.int64))
+    # A variable, so that a graph counts its runs and not its traces.
     number = _calls[layer].assign_add(1, read_value=True)
 
     def compare() -> Any:
@@ -61,6 +62,7 @@ def check(
                 assert_equal(layer, name, here, there)
         return True
 
+    # At powers of two.
     tf.cond(tf.equal(tf.bitwise.bitwise_and(number, number - 1), 0), compare, lambda: False)
 
 

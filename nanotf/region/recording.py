@@ -55,7 +55,7 @@ def note(where: str, values: Mapping[str, Any]) -> None:
 
     Args:
         where: the moment, for people.
-        values: others than numbers are left out.
+        values: by name; others than numbers are left out.
     """
     numbers = {name: found for name, value in values.items() if (found := summary(value))}
     write({"where": where, "values": numbers})

@@ -31,7 +31,7 @@ class Region:
     """One divided call.
 
     Args:
-        division: `Division` of the batch.
+        division: of the batch.
         layer: the layer that is called.
         draws, statistics: see `Verdict`.
 
@@ -251,7 +251,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             declared.check(layer, whole, divided, args, kwargs, found)
         return divided(args, kwargs)
     if declaration == keras_names.BY_ROWS:
-        scope.wholes += 1
+        scope.wholes += 1  # layers around it run whole because of it, and need not warn
         why = "as nanotf.by_rows declares"
         ledger.note(layer, Part(layer.name, True, why, verdict.operations))
         trained = tuple(map(keras_names.tf_variable, layer.trainable_variables))
@@ -300,6 +300,7 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
         else:
             out = call(*args, **kwargs)
     region.leave_losses(before, verdict.losses)
+    # All workers began with one value; the batch's change is the sum, or the mean, of theirs.
     for variable, kind, value in held:
         combine = division.mean if kind == "mean" else division.sum
         variable.assign(value + combine(variable.read_value() - value))

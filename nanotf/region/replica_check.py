@@ -81,6 +81,7 @@ def differ(ranks: Any) -> bool:
     Args:
         ranks: array (workers, numbers).
     """
+    # NaN on all ranks is alike, though NaN is equal to nothing.
     limit = SAME * np.abs(ranks).max(axis=0) + 1e-30
     alike = (np.ptp(ranks, axis=0) <= limit) | ~np.isfinite(ranks).any(axis=0)
     return not bool(np.all(alike))

@@ -26,9 +26,8 @@ class _Traces:
     """Traces of one function."""
 
     count: int = 0  # after the last call
-    # The Python numbers in calls that led to a trace.
+    # The Python numbers, and below the tensors' shapes, in calls that led to a trace.
     numbers: set[Any] = dataclasses.field(default_factory=set)
-    # The tensors' shapes in calls that led to a trace.
     shapes: set[Any] = dataclasses.field(default_factory=set)
     told: bool = False  # whether the user knows
 

@@ -58,8 +58,8 @@ class Rows:
     """The own rows that a whole tensor was joined from."""
 
     division: Division
-    own: Any  # tensor, the rows
-    factor: int = 1  # the number of them per row of the batch
+    own: Any  # a tensor
+    factor: int = 1  # the number of its rows per row of the batch
 
 
 def rows_of(value: Any) -> Rows | None:

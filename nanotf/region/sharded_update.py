@@ -46,7 +46,7 @@ class Divided:
 
     trainable: tuple[int, ...]  # their places among the model's trainable variables
     places: tuple[int, ...]  # their places in the call's state
-    # Pairs, an attribute of the optimizer and the places of its slots for these variables.
+    # Pairs of an attribute of the optimizer and the places of its slots for these variables.
     slots: tuple[tuple[str, tuple[int, ...]], ...]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
@@ -142,6 +142,7 @@ def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
         if {cls.__name__ for cls in type(layer).__mro__} & set(UNDIVIDED_LAYERS):
             whole |= ids
         elif keras_names.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
+            # A constraint, such as a largest norm, looks at the whole variable.
             constrained = any(getattr(v, "constraint", None) for v in variables)
             is_table = isinstance(layer, keras_names.embedding_class())
             (whole if constrained else tables if is_table else divisible).update(ids)
@@ -229,7 +230,7 @@ class ShardedUpdate:
         found = self.shards.dense.of(gradients)
         parts = [self._own_part(g, v) for g, v in zip(found, variables, strict=True)]
         part = keras_names.tf_variable(self.part)
-        if self.shards.refresh:
+        if self.shards.refresh:  # others may have changed the variables since the last step
             part.assign(self._part_of(variables))
             for own, table in zip(self._tables, tables, strict=True):
                 own.take(table)

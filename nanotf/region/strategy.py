@@ -87,7 +87,6 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
 
     Args:
-        rank: this worker's rank.
         size: number of workers.
         cluster: sequence of str, `host:port` by rank, for transport "grpc". This rank's port must
             be free; TensorFlow's server binds it on all interfaces.
@@ -99,7 +98,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         PortTaken: Another process has taken this rank's port.
 
     Attributes:
-        tally: `collectives.Tally` of TensorFlow's own collectives; None with transport "shm".
+        tally: the `Tally` of TensorFlow's own collectives; None with transport "shm".
     """
 
     tally: Tally | None = None
@@ -172,6 +171,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 self._gather = tf.function(self.gather_rows, reduce_retracing=True)
             with eager_context.unrecorded():
                 return self._gather(rows)
+        # TensorFlow's collectives take no bool.
         wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
 

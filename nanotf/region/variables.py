@@ -51,6 +51,7 @@ def used_by_rows(
     with variable_handles.in_function():
         copies: list[Any] = [None] * len(before)
         alike = {id(v) for v in positions}
+        # One `spread` for each kind: it treats the indices of all its sparse gradients alike.
         for of_whole in (False, True):
             places = [i for i, v in enumerate(variables) if (id(v) in alike) is of_whole]
             made = rows.spread(exchange, [before[i] for i in places], of_whole) if places else []

@@ -26,10 +26,10 @@ _MOST_NESTED = 6
 class _Outputs:
     """The outputs of layers that are alike, and divided."""
 
-    structure: Any  # structure of them
+    structure: Any  # the structure that they are leaves of
     leaves: tuple[Argument, ...]
-    # `draws`, `statistics`, `operations`: see `verdicts.Verdict`. It has variables, too, which must
-    # not stay in memory longer than their layer.
+    # See `verdicts.Verdict`, which is not kept itself: it has variables, which must not stay in
+    # memory longer than their layer.
     draws: tuple[bool, ...]
     statistics: tuple[bool, ...]
     operations: float
@@ -88,7 +88,7 @@ def _described(tracing: Tracing, leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, str)):
         return leaf
     if leaf is None:
-        return "None"
+        return "None"  # None itself says that nothing is known of a leaf
     if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
         return None
     return Argument.of(leaf, tracing.rows)
@@ -157,7 +157,7 @@ def _likeness(value: Any, depth: int = 0) -> Any:
     parts: list[Any] = [type(value).__module__, type(value).__qualname__]
     for key, each in attributes.items():
         if isinstance(each, str) and name and name in each:
-            continue
+            continue  # layers that are alike still have names of their own
         parts += [key, _likeness(each, depth + 1)]
     return _all("object", parts)
 

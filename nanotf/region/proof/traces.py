@@ -78,8 +78,7 @@ class Tracing:
     """A trace while it is made: `scope.proof`. The code of a region's operators tells it of states.
 
     Args:
-        rows: the number of rows.
-        repeated: the `decisions` of another trace, which this one repeats.
+        repeated: the `decisions` of another trace, which this one repeats; None to decide anew.
 
     Attributes:
         decisions: list, what code outside the graph has decided by the number of rows, in order.
@@ -95,7 +94,7 @@ class Tracing:
         self.statistics: list[bool] = []  # per statistics, whether they are over rows
         self.parts: list[ProvedCall] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
-        self._keep: list[Any] = []
+        self._keep: list[Any] = []  # tensors whose ids are keys: no other may get such an id
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Returns a decision, that of the repeated trace if there is one."""
@@ -198,12 +197,11 @@ def trace(
     """Traces a call.
 
     Args:
-        call: function; returns its outputs and a dict of notes.
-        losses_of: function, returns the lists that `add_loss` fills.
+        call: returns its outputs and a dict of notes.
+        losses_of: returns the lists that `add_loss` fills.
         like: structure of the arguments, a pair of a tuple and a dict.
         leaves: the arguments' leaves; `Argument` for each that is replaced.
-        rows: the number of rows.
-        length: the length of other axes of unknown length; None leaves them unknown.
+        length: of other axes of unknown length; None leaves them unknown.
         repeated: see `Tracing`.
 
     Raises:
@@ -211,6 +209,7 @@ def trace(
     """
     graph, tracing = graphs.new_graph("proof"), Tracing(rows, repeated)
     inputs: list[tuple[Any, Argument]] = []
+    # The user's code runs once more for a proof, and must not print once more.
     with graph.as_default(), scope.proving(tracing), contextlib.redirect_stdout(io.StringIO()):
         made = []
         for leaf in leaves:
@@ -272,8 +271,7 @@ def twins(one: Trace, other: Trace) -> dict[int, Any]:
 class Gradients:
     """Gradients of a call."""
 
-    # Tensors or None, with respect to `Trace.inputs`, then to the outputs of
-    # `Tracing.parts`.
+    # Tensors or None, with respect to `Trace.inputs`, then to the outputs of `Tracing.parts`.
     inputs: list[Any]
     # Pairs of a tensor from outside the call and the gradient.
     captured: list[tuple[Any, Any]]

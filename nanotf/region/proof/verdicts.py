@@ -51,11 +51,11 @@ class Verdict:
     # One per statistics that normalize values, in order, whether they are over rows.
     statistics: tuple[bool, ...] = ()
     variables: tuple[Any, ...] = ()  # the trainable `tf.Variable`s that the call reads
-    # Plain variables of which all workers look up the same rows, such as the positions of
-    # a sequence.
+    # Plain variables of which all workers look up the same rows, such as the positions of a
+    # sequence.
     positions: tuple[Any, ...] = ()
-    # Pairs of a `tf.Variable` that the call assigns and the kind of its change, "mean" or
-    # "sum" over rows. Omits variables whose change is equal for any rows.
+    # Pairs of a `tf.Variable` that the call assigns and the kind of its change, "mean" or "sum"
+    # over rows. Omits variables whose change is equal for any rows.
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False  # whether it uses tensors that are not arguments
     # Whether it leaves tensors in attributes, see `noting`. Then `factors` has their factors after
@@ -139,7 +139,7 @@ def verdict_of(
 
     Args:
         args, kwargs: the call's arguments.
-        division: `Division` of the batch.
+        division: of the batch.
         is_data: whether a leaf may have rows.
     """
     leaves = [_argument(leaf, division, is_data) for leaf in tf.nest.flatten((args, kwargs))]
