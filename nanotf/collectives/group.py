@@ -53,7 +53,7 @@ class Group:
 
     Attributes:
         spec: `GroupSpec`.
-        rank, size: int.
+        rank, size: int. If the group spans hosts, these and `spec.size` count all their ranks.
 
     Every collective takes a `key`: int, 0 to 2**32 - 1. The n-th call with a key on one rank
     meets the n-th call with that key on the others, whatever the order in which a rank runs
@@ -348,7 +348,7 @@ class Group:
             return [
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
-        count = len(tensors)
+        count = len(tensors)  # the `moment` of `guard` may follow them
         results = tf.numpy_function(
             lambda *arrays: function(*arrays[:count]),
             [*tensors, *lazy.guard(if_read).values()],

@@ -181,6 +181,7 @@ class HostsEngine(Engine):
 
     def times(self, steps_begin: bool = False) -> RankTimes:
         local = self._local.times(steps_begin)
+        # A wait is counted at its end, which is before that of its call.
         waited = local.waited + (0 if self._peers is None else self._peers.waited)
         return RankTimes(self._done, self._in_calls, min(waited, self._in_calls), local.input)
 

@@ -250,7 +250,7 @@ class Generation(Protocol):
 
         Args:
             model: a Keras model.
-            given: dict of x, y, sample_weight and batch_size.
+            given: x, y, sample_weight and batch_size, by these names.
             steps: `validation_steps`.
         """
 

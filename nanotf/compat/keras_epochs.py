@@ -58,7 +58,7 @@ class Epochs:
     """Data that must be read: Keras's loop over them, without the steps.
 
     Args:
-        element_spec: nested structure of type specifications, of one batch.
+        element_spec: a nested structure of `tf.TypeSpec`, of one batch.
         cardinality: as told to a worker's Keras, so that its loop is the same.
         steps: batches per epoch, if Keras knows them.
         dataset: `tf.data.Dataset` that is read, including class weights; None if the data are

@@ -27,7 +27,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
     """Makes a Keras step function keep the iterator that it is called with.
 
     Args:
-        step: function of an iterator (`model.train_function`, `model.test_function`), or None.
+        step: takes an iterator (`model.train_function`, `model.test_function`), or None.
 
     Returns:
         A function that runs the step; `let_go` drops the iterator that it keeps.

@@ -104,6 +104,7 @@ def _mounts(root: pathlib.Path) -> list[_Mount]:
             continue
         controllers = kind[2].split(",") if kind[0] == "cgroup" else []
         mounts.append(_Mount(frozenset(controllers), _unescape(fields[3]), _unescape(fields[4])))
+    # Where mountinfo lists none or cannot be read, the usual places are tried.
     return mounts or [
         _Mount(frozenset(), "/", "/sys/fs/cgroup"),
         _Mount(frozenset({"cpu"}), "/", "/sys/fs/cgroup/cpu"),

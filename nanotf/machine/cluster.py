@@ -63,7 +63,8 @@ class Cluster:
         current: str, the name of this host.
         source: str, the source that describes them, such as "Slurm".
         workers: tuple of int or None by host, the number of workers that was asked for there.
-        local_rank: int, the index of this process among those that a launcher started here.
+        local_rank: int, default 0, the index of this process among those that a launcher started
+            here.
     """
 
     hosts: tuple[str, ...]

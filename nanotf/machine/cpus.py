@@ -188,6 +188,7 @@ def _affinity(root: pathlib.Path, environ: Mapping[str, str]) -> frozenset[int] 
         for status in (root / "proc/self/task").glob("*/status"):
             mask = _status_mask(status)
             masks = masks | mask if masks and mask else masks
+    # The system call knows this machine alone, not that of another `root`.
     if masks is None and root == pathlib.Path("/") and hasattr(os, "sched_getaffinity"):
         masks = frozenset(os.sched_getaffinity(0))
     return masks

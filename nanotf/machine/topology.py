@@ -53,8 +53,8 @@ class Placement:
     Args:
         rank: int, 0..N-1.
         cores: tuple of int, logical CPUs, one per physical core, in ascending order.
-        numa_node: int or None, the node that all of them are on; None for several, or if the
-            worker is not pinned.
+        numa_node: int or None (default), the node that all of them are on; None for several, or if
+            the worker is not pinned.
         pin: bool, default True; False if the worker must not be pinned: the machine cannot, or
             a CPU quota grants a number of cores but not these.
     """
@@ -234,6 +234,7 @@ def _share(
         return cores, wanted
     share = len(cores) // num_processes
     sizes = [len(group) for group in _by_node(cores).values()]
+    # The largest share with which no worker straddles nodes; see rule 3.
     whole = next(s for s in range(share, -1, -1) if s == 0 or _fit(sizes, s) >= num_processes)
     return cores, whole if whole >= (1 - MAX_SHARE_LOSS) * share else share
 

@@ -61,6 +61,7 @@ class CheckpointManager:
 
     def _look_again(self) -> None:
         """Picks up checkpoints that another process has written, such as rank 0 for the parent."""
+        # A worker's manager takes part in every save, see `once`.
         if context.current is not None:
             return
         state = require_tensorflow().train.get_checkpoint_state(self.directory)

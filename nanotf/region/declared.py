@@ -32,10 +32,10 @@ def check(
     """Compares a divided call with a whole one, if this call of the layer is one to compare.
 
     Args:
-        whole: function of the call's arguments, calls it on all rows.
-        divided: function of `args` and `kwargs`, calls it on each worker's rows.
+        whole: takes the call's arguments; calls the layer on all rows.
+        divided: takes `args` and `kwargs`; calls the layer on each worker's rows.
         args, kwargs: the call's arguments, of the whole batch.
-        differ: function that takes the layer, the name of a result, a bool tensor, whether it is
+        differ: takes the layer, the name of a result, a bool tensor, whether it is
             right, and one number of it on all rows and on each worker's; None to raise.
 
     Raises:

@@ -36,7 +36,7 @@ def note_call(name: str, value: Any) -> None:
 
     Args:
         name: of the function; calls of one name are counted.
-        value: structure of objects; only numbers, arrays and tensors count.
+        value: a structure; only numbers, arrays and tensors count.
     """
     if not is_on():
         return

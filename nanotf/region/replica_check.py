@@ -34,7 +34,7 @@ class ReplicaCheck:
         Args:
             step: its name.
             value: the step's result.
-            variables: sequence of `tf.Variable`, the variables to compare.
+            variables: the `tf.Variable`s to compare.
 
         Raises:
             DivergedError: The workers have different numbers.
@@ -79,7 +79,7 @@ def differ(ranks: Any) -> bool:
     """Returns True if numbers that should be equal are not.
 
     Args:
-        ranks: array (workers, numbers).
+        ranks: array of shape (workers, numbers).
     """
     # NaN on all ranks is alike, though NaN is equal to nothing.
     limit = SAME * np.abs(ranks).max(axis=0) + 1e-30

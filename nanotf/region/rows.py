@@ -269,7 +269,7 @@ def add(exchange: Exchange, parts: Sequence[Any], of_whole: bool = False) -> lis
     """Sums tensors over workers; for sparse gradients, joins the rows of all.
 
     Args:
-        parts: sequence of tensors and `tf.IndexedSlices`.
+        parts: tensors and `tf.IndexedSlices`.
         of_whole: whether the indices of the sparse gradients are equal on all workers.
     """
     parts = list(parts)

@@ -68,7 +68,7 @@ class OptimizerShards:
 
         Args:
             model: a built and compiled model, its optimizer built.
-            variables: sequence of `tf.Variable`, the call's state.
+            variables: the `tf.Variable`s of the call's state.
         """
         optimizer = model.optimizer
         if not _is_known(type(optimizer)) or not keras_names.is_keras_own(type(model).train_step):
@@ -157,7 +157,7 @@ class ShardedUpdate:
     Args:
         strategy: `strategy.WorkerStrategy` with a group.
         optimizer: the model's optimizer. Another like it keeps the slots of the parts.
-        trainable: list of the model's trainable variables.
+        trainable: the model's trainable variables.
 
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
@@ -219,10 +219,9 @@ class ShardedUpdate:
         """Makes one step; called in replica context, where Keras would apply the gradients.
 
         Args:
-            update: callable of a list of summed gradients and a list of variables; updates the
-                variables.
-            gradients: list of tensors, `tf.IndexedSlices` or None.
-            trainable: list of the model's trainable variables.
+            update: takes a list of summed gradients and a list of variables; updates the variables.
+            gradients: tensors, `tf.IndexedSlices` or None, in the order of `trainable`.
+            trainable: the model's trainable variables.
         """
         tf = require_tensorflow()
         variables = [keras_names.tf_variable(v) for v in self.shards.dense.of(trainable)]

@@ -88,7 +88,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
     Args:
         size: number of workers.
-        cluster: sequence of str, `host:port` by rank, for transport "grpc". This rank's port must
+        cluster: `host:port` by rank, for transport "grpc". This rank's port must
             be free; TensorFlow's server binds it on all interfaces.
         group: `collectives.Group` attached to this rank, for transport "shm".
 

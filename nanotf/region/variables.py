@@ -40,8 +40,8 @@ def used_by_rows(
 
     Args:
         layer: the layer whose code it is.
-        variables: sequence of plain `tf.Variable`, all that the code reads and may train.
-        positions: sequence of those of which all workers look up the same rows.
+        variables: plain `tf.Variable`s, all that the code reads and may train.
+        positions: those of which all workers look up the same rows.
 
     Raises:
         ModelError: The code has read another variable.

@@ -42,7 +42,7 @@ class Reader:
 
     Args:
         rows: the number of rows that the graph was traced with: a prime.
-        twins: mapping of `id` of a tensor to the tensor in its place in another trace, with another
+        twins: by `id` of a tensor, the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
         other_rows: the number of rows of that other trace.
 

@@ -199,7 +199,7 @@ def trace(
     Args:
         call: returns its outputs and a dict of notes.
         losses_of: returns the lists that `add_loss` fills.
-        like: structure of the arguments, a pair of a tuple and a dict.
+        like: the structure of the arguments, a pair of a tuple and a dict.
         leaves: the arguments' leaves; `Argument` for each that is replaced.
         length: of other axes of unknown length; None leaves them unknown.
         repeated: see `Tracing`.

@@ -231,7 +231,7 @@ def prove(
 
     Args:
         leaves: the arguments' leaves; `traces.Argument` for each that a trace replaces.
-        like: structure of the arguments, a pair of a tuple and a dict.
+        like: the structure of the arguments, a pair of a tuple and a dict.
         lengths_here: the numbers of rows that the call is traced with, if known.
     """
     operations = None
@@ -250,6 +250,7 @@ def prove(
     except Coupled as coupled:
         return Verdict(str(coupled), operations=operations)
     except Exception as error:
+        # The user's code may raise anything for other lengths. To run whole is always right.
         logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
         line = graphs.line_that_raised(error)
         place = f" in {line[0]}, line {line[1]}" if line else ""
