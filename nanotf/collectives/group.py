@@ -103,7 +103,7 @@ class Group:
         local = rank if hosts is None else rank - hosts.ranks(hosts.index)[0]
         engine: Engine
         if spec.implementation == "native":
-            if hosts is None:
+            if hosts is None:  # with hosts, Python code runs the collectives, see `_native`
                 _ops()
             engine = NativeEngine(spec, local, fd)
         else:
@@ -324,7 +324,7 @@ class Group:
         except tf.errors.OpError:
             count, failure = self.failures()
             if failure is None or count == before:
-                raise
+                raise  # TensorFlow's own error: no collective has failed
             raise CollectiveError(failure.message) from None
 
     @property
@@ -353,7 +353,7 @@ class Group:
             lambda *arrays: function(*arrays[:count]),
             [*tensors, *lazy.guard(if_read).values()],
             dtypes,
-            stateful=not if_read,
+            stateful=not if_read,  # see `lazy`
         )
         return [lazy.noted(result, if_read) for result in results] if dtypes else results
 

@@ -161,6 +161,7 @@ class NativeEngine(Engine):
         return RankTimes._make(self._numbers[:])
 
     def calls(self) -> int:
+        # Not the array of `times`: any thread may call this.
         numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times(self.handle, numbers)
         return RankTimes._make(numbers[:]).calls

@@ -59,6 +59,7 @@ def calling_functions(stock: Any, _: Any) -> Any:
             if scope.exchange is not None and tf.executing_eagerly():
                 retracing.called(self, args, kwargs)
             return result
+        # As a part of its caller's code, which AutoGraph may be converting.
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)
@@ -100,6 +101,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scope.exchange is None:
             return stock(self, *args, **kwargs)
+        # An argument of nanotf's methods, which Keras's do not take.
         if kwargs.pop("num_processes", None) not in (None, 1):
             raise NanoError(
                 "A worker cannot start workers of its own. Received: a call of "

@@ -59,6 +59,7 @@ class Region:
     def inside(self, tensor: Any) -> Any:
         """Returns a tensor as operations inside use it; one from outside enters by `spread`."""
         key = eager_context.key_of(tensor)
+        # Only a tensor that may get a gradient has to enter: `spread` sums the gradient.
         if key in self._inside or not tensor.dtype.is_floating:
             return tensor
         if not eager_context.may_have_gradient(tensor):
@@ -103,7 +104,7 @@ class Region:
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
             return self.division.take(leaf)
         whole = tf.convert_to_tensor(leaf)
-        if rows.rows_of(leaf) is not None:
+        if rows.rows_of(leaf) is not None:  # `whole` may be another object
             whole._nanotf_rows = rows.rows_of(leaf)
         if not self.division.has_rows(whole):
             return self.spread(whole) if whole.dtype.is_floating else whole

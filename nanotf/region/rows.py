@@ -146,7 +146,7 @@ class Division:
         if rows is not None and rows.factor == 1 and self.agrees_with(rows.division):
             return rows.own
         if not whole.dtype.is_floating and not whole.dtype.is_complex:
-            return self.own(whole)
+            return self.own(whole)  # has no gradient
         if isinstance(whole, tf.RaggedTensor):
             values = spread(self.exchange, [whole.flat_values])[0]
             return self.own(whole.with_flat_values(values))

@@ -341,7 +341,7 @@ class Reader:
             ]
             if merged == states and self.changes == changes:
                 break
-            del self.failures[failures:]
+            del self.failures[failures:]  # the body is read again, with other states
             states = merged
         else:
             raise Coupled("is a loop whose values do not settle")
@@ -367,7 +367,7 @@ class Reader:
             self._change(key, _SUM)
             return
         if value.kind == WHOLE and not value.power:
-            if kind == "AssignVariableOp":
+            if kind == "AssignVariableOp":  # it replaces what rows have changed
                 self.changes.pop(key, None)
             return
         if kind == "AssignVariableOp":
