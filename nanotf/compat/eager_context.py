@@ -122,7 +122,7 @@ def seeded(number: int | None) -> Iterator[None]:
     The seeds of eager operations stay as they are.
 
     Args:
-        number: None for graphs without a seed.
+        number: the seed; None for graphs without one.
     """
     here = context.context()
     before, here._seed = here._seed, number

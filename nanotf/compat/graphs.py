@@ -230,7 +230,7 @@ def _function_graph(graph: Any, name: str) -> Any:
 
 
 def _defined_graph(graph: Any, function: Any) -> Any:
-    """Returns the graph of a function made by TensorFlow's old Defun, which keeps only its definition."""
+    """Returns the graph of a function of TensorFlow's Defun, which keeps only its definition."""
     from tensorflow.python.framework import function_def_to_graph
 
     # Kept on the function, and not in a table: the graph keeps its function alive.

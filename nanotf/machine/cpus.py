@@ -208,7 +208,7 @@ def _read_cpus(system: pathlib.Path) -> tuple[LogicalCpu, ...]:
         int(path.name[3:]): path for path in (system / "cpu").glob("cpu[0-9]*") if path.is_dir()
     }
     online = read_cpu_list(system / "cpu/online")
-    # Only hybrid processors of Intel's have this file.
+    # Only Intel's hybrid processors have this file.
     slow = read_cpu_list(system.parent / "cpu_atom/cpus") or frozenset()
     nodes = _numa_nodes(system / "node")
     describe = functools.partial(_read_cpu, online=online, slow=slow, nodes=nodes)

@@ -103,7 +103,7 @@ def worker_environment(
     """Returns the variables of one worker.
 
     Args:
-        placement: its cores.
+        placement: of the worker.
         environ: the parent's environment. Options of `nanotf-init` recorded in it hold for the
             workers, too.
         installed: None to examine this machine.

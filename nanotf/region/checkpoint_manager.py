@@ -90,7 +90,7 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the last checkpoint on every worker, or calls the option init_fn if there is none.
+        """Restores the last checkpoint on every worker; calls the option init_fn if there is none.
 
         Returns:
             The restored path, or None.
