@@ -15,6 +15,9 @@ May import `compat`, `machine` and `wire`.
 - `native/`, `native_library.py`, `native_engine.py`: the C++ implementation.
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
+- `description.py`: texts by which ranks compare their calls.
+- `launcher.py`: moves TensorFlow's own collectives through a group.
+- `lazy.py`: leaves out exchanges whose results a graph does not read.
 - `hosts_engine.py`, `peers.py`: groups that span hosts, on top of each host's own group.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
 - `build.py` compiles `native/`.

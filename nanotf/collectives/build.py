@@ -104,6 +104,7 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
         origin = "@loader_path" if mac else "$ORIGIN"
         link = [*command, "-shared", "-pthread"]
         _run([*link, *shm_objects, own_name, "-o", os.fspath(shm)])
+        # The ops look TensorFlow's functions up, which before glibc 2.34 takes libdl.
         libraries = [os.fspath(shm), f"-Wl,-rpath,{origin}", *([] if mac else ["-ldl"])]
         _run([*link, *ops_objects, *libraries, "-o", os.fspath(ops)])
         return _install(shm, target), _install(ops, target)

@@ -13,15 +13,10 @@ _SHOWN = 4  # tensors in a summary
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveDescription:
-    """A description of a collective call. Ranks raise if their descriptions differ.
+    """A description of a collective call. Ranks raise if their descriptions differ."""
 
-    Args:
-        name: str, such as "all_reduce(sum)".
-        tensors: sequence of str, such as "float32[2, 3]".
-    """
-
-    name: str
-    tensors: Sequence[str] = ()
+    name: str  # such as "all_reduce(sum)"
+    tensors: Sequence[str] = ()  # such as "float32[2, 3]"
 
     @property
     def summary(self) -> str:
@@ -58,9 +53,7 @@ def describe(
     """Describes a call.
 
     Args:
-        name: str.
-        arrays: sequence of arrays.
-        any_rows: bool, whether ranks may differ in the first dimension.
+        any_rows: whether ranks may differ in the first dimension.
     """
     tensors = []
     for array in arrays:

@@ -20,27 +20,16 @@ MAX_KEY = 2**32 - 1
 
 
 class RankTimes(NamedTuple):
-    """A rank's times since it attached. Concurrent collectives add up.
+    """A rank's times since it attached. Concurrent collectives add up."""
 
-    Args:
-        calls: int, completed collectives.
-        in_calls: int, nanoseconds in them.
-        waited: int, part of `in_calls` spent waiting for peers.
-        input: int, nanoseconds that steps waited for their data, if they were stamped.
-    """
-
-    calls: int = 0
-    in_calls: int = 0
-    waited: int = 0
-    input: int = 0
+    calls: int = 0  # completed collectives
+    in_calls: int = 0  # nanoseconds in them
+    waited: int = 0  # part of `in_calls` spent waiting for peers
+    input: int = 0  # nanoseconds that steps waited for their data, if they were stamped
 
 
 class Engine(abc.ABC):
     """One rank of a group. Collectives with different keys may run in several threads at once.
-
-    Args:
-        spec: `GroupSpec`.
-        rank: int.
 
     All collectives raise `CollectiveError` on every rank when ranks call different collectives,
     when a rank exits, leaves or aborts, and when the deadline of the group passes.
@@ -102,9 +91,8 @@ def part_of(rank: int, size: int, elements: int) -> tuple[int, int]:
     """Returns the part of a vector that a rank gets in a reduce-scatter.
 
     Args:
-        rank: int.
-        size: int, number of ranks.
-        elements: int, length of the vector.
+        size: number of ranks.
+        elements: length of the vector.
 
     Returns:
         A tuple of the first index and the index after the last.

@@ -53,7 +53,7 @@ class Group:
 
     Attributes:
         spec: `GroupSpec`.
-        rank, size: int.
+        rank, size: int. If the group spans hosts, these and `spec.size` count all their ranks.
 
     Every collective takes a `key`: int, 0 to 2**32 - 1. The n-th call with a key on one rank
     meets the n-th call with that key on the others, whatever the order in which a rank runs
@@ -87,13 +87,13 @@ class Group:
         """Maps the memory of a group.
 
         Args:
-            spec: `GroupSpec` from the parent.
-            rank: int, this process's rank; each rank attaches once.
-            fd: int, the descriptor sent with the specification. The caller keeps it and may close
-                it afterwards.
-            hosts: `HostsSpec` if the group spans hosts. `spec` then describes the group of this
-                host; `rank` counts the ranks of all hosts.
-            connections: sequence of int, the descriptors of the leader's connections, see `Peers`.
+            spec: from the parent.
+            rank: this process's rank; each rank attaches once.
+            fd: the descriptor sent with the specification. The caller keeps it and may close it
+                afterwards.
+            hosts: None if the group does not span hosts. With it, `spec` describes the group of
+                this host, and `rank` counts the ranks of all hosts.
+            connections: descriptors of the leader's connections, see `Peers`; empty on other ranks.
 
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
@@ -103,7 +103,7 @@ class Group:
         local = rank if hosts is None else rank - hosts.ranks(hosts.index)[0]
         engine: Engine
         if spec.implementation == "native":
-            if hosts is None:
+            if hosts is None:  # with hosts, Python code runs the collectives, see `_native`
                 _ops()
             engine = NativeEngine(spec, local, fd)
         else:
@@ -116,8 +116,8 @@ class Group:
         Args:
             tensor: float16, bfloat16 (both summed in float32 and rounded once), float32,
                 float64, int32 or int64, of the same shape on all ranks.
-            key: int, see the class.
-            op: str, "sum", "min" or "max"; a NaN on any rank gives a NaN.
+            key: see the class.
+            op: "sum", "min" or "max"; a NaN on any rank gives a NaN.
 
         Returns:
             Tensor of the same dtype and shape.
@@ -131,7 +131,7 @@ class Group:
 
         Args:
             tensors, key, op: as in `all_reduce`.
-            if_read: bool, as in `all_gather`.
+            if_read: as in `all_gather`.
         """
         key, op = check_key(key), check_reduction(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -156,7 +156,7 @@ class Group:
         Args:
             tensors: of one dtype (see `all_reduce`) and the same shapes on all ranks, known at
                 trace time. They are treated as one vector, flattened in order.
-            key: int, see the class.
+            key: see the class.
 
         Returns:
             One-dimensional tensor, the elements of this rank (`engine.part_of`).
@@ -186,10 +186,7 @@ class Group:
         Args:
             part: one-dimensional tensor.
             likes: tensors that give the shapes; their memory may be reused.
-            key: int, see the class.
-
-        Returns:
-            list of tensors.
+            key: see the class.
         """
         key = check_key(key)
         part = tf.convert_to_tensor(part)
@@ -211,9 +208,9 @@ class Group:
 
         Args:
             tensor: number or bool, shape `(rows, d1, ...)`; `rows` may differ between ranks.
-            key: int, see the class.
-            if_read: bool, whether a `tf.function` omits the op if nothing reads the result. Then
-                all ranks' functions must read it, or none. See `lazy`.
+            key: see the class.
+            if_read: whether a `tf.function` omits the op if nothing reads the result. Then all
+                ranks' functions must read it, or none. See `lazy`.
 
         Returns:
             Tensor of shape `(all rows, d1, ...)`; at trace time `(None, d1, ...)`.
@@ -242,8 +239,8 @@ class Group:
 
         Args:
             tensor: number or bool; on ranks other than the root it gives dtype and shape.
-            key: int, see the class.
-            root: int, default 0, the rank whose value all ranks get.
+            key: see the class.
+            root: the rank whose value all ranks get.
         """
         key = check_key(key)
         if not 0 <= root < self.size:
@@ -279,7 +276,7 @@ class Group:
         """Returns this rank's times since it attached. Takes about 1 us.
 
         Args:
-            steps_begin: bool, whether an execution of steps begins now, for `stamp`.
+            steps_begin: whether an execution of steps begins now, for `stamp`.
         """
         return self._engine.times(steps_begin)
 
@@ -327,7 +324,7 @@ class Group:
         except tf.errors.OpError:
             count, failure = self.failures()
             if failure is None or count == before:
-                raise
+                raise  # TensorFlow's own error: no collective has failed
             raise CollectiveError(failure.message) from None
 
     @property
@@ -351,12 +348,12 @@ class Group:
             return [
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
-        count = len(tensors)
+        count = len(tensors)  # the `moment` of `guard` may follow them
         results = tf.numpy_function(
             lambda *arrays: function(*arrays[:count]),
             [*tensors, *lazy.guard(if_read).values()],
             dtypes,
-            stateful=not if_read,
+            stateful=not if_read,  # see `lazy`
         )
         return [lazy.noted(result, if_read) for result in results] if dtypes else results
 

@@ -50,10 +50,9 @@ class HostsEngine(Engine):
     """One rank of a group that spans hosts. See `Engine`.
 
     Args:
-        local: `Engine`, this host's own group.
-        hosts: `HostsSpec`.
-        fds: sequence of int, the leader's connections (see `Peers`); empty on other ranks.
-        memory: int, descriptor of the memory of the host's group; the caller keeps it.
+        local: this host's own group.
+        fds: descriptors of the leader's connections (see `Peers`); empty on other ranks.
+        memory: descriptor of the memory of the host's group; the caller keeps it.
     """
 
     def __init__(self, local: Engine, hosts: HostsSpec, fds: Sequence[int], memory: int) -> None:
@@ -112,6 +111,7 @@ class HostsEngine(Engine):
                 found.append(np.concatenate(call.swap(mine)))
                 return np.array([len(found[0])], np.int64)
 
+            # The other ranks of the host need the length before they can receive the rows.
             count = int(call.spread(rows, (1,), np.int64)[0])
             return call.spread(lambda: found[0], (count, *array.shape[1:]), array.dtype)
 
@@ -164,6 +164,7 @@ class HostsEngine(Engine):
             self._last_failure = failure
         if self._peers is not None and is_new:
             self._peers.tell_all(failure)
+            # Without a rank, which tells `_seen_from_all` that ranks are counted over all hosts.
             own = self._local.spec.layout.region(self._local.rank) + layout.RANK_RECORD
             write_abort_record(self._memory, own, dataclasses.replace(failure, rank=-1))
         return CollectiveError(failure.message)
@@ -180,6 +181,7 @@ class HostsEngine(Engine):
 
     def times(self, steps_begin: bool = False) -> RankTimes:
         local = self._local.times(steps_begin)
+        # A wait is counted at its end, which is before that of its call.
         waited = local.waited + (0 if self._peers is None else self._peers.waited)
         return RankTimes(self._done, self._in_calls, min(waited, self._in_calls), local.input)
 
@@ -202,9 +204,8 @@ class _HostsCall:
     """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
 
     Args:
-        local, peers, hosts: of the engine.
-        description: `Description`.
-        key, number: int, the same on all ranks.
+        key, number: of the call; the same on all ranks.
+        peers: None on ranks that are not their host's leader.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """TensorFlow's collectives of one replica, moved through shared memory.
 
 All collectives of `MultiWorkerMirroredStrategy` pass through one object per device, its
-`CollectiveReplicaLauncher`: gradients, metrics, `strategy.reduce`, `gather`. This one hands
-them to a `Group`.
+`CollectiveReplicaLauncher`: gradients, metrics, the strategy's `reduce` and `gather`. This one
+hands them to a `Group`.
 
 Ranks match collectives by a key, made from the name of the traced `tf.function` and the
 collective's place in it. So a rank that traces a function once more than the others, as happens
@@ -25,7 +25,7 @@ from nanotf.compat import distribute
 
 EAGER_KEY = 1
 INITIAL_VALUE_KEY = 2
-_FIRST_GRAPH_KEY = 16
+_FIRST_GRAPH_KEY = 16  # those below are for collectives outside functions
 
 
 class Keys:
@@ -52,9 +52,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
     """Launches the collectives of one device on a `Group`.
 
     Args:
-        group: `Group`.
-        keys: `Keys`, shared by all launchers of a process.
-        device: str.
+        keys: shared by all launchers of a process.
     """
 
     def __init__(self, group: Group, keys: Keys, device: str) -> None:

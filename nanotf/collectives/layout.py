@@ -81,17 +81,11 @@ def _round_up(value: int, unit: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Sizes that depend on the group.
+    """Sizes that depend on the group."""
 
-    Args:
-        size: int, number of ranks.
-        chunk_bytes: int, bytes per round; a multiple of `LINE`.
-        nodes: int, see `GroupSpec`.
-    """
-
-    size: int
-    chunk_bytes: int
-    nodes: int = 1
+    size: int  # number of ranks
+    chunk_bytes: int  # bytes per round; a multiple of `LINE`
+    nodes: int = 1  # see `GroupSpec`
 
     @property
     def part_bytes(self) -> int:

@@ -34,9 +34,7 @@ class NativeEngine(Engine):
     """One rank of a group, in C++. See `Engine`.
 
     Args:
-        spec: `GroupSpec`.
-        rank: int.
-        fd: int, the group's file; the caller keeps it.
+        fd: the group's file; the caller keeps it.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
@@ -118,6 +116,7 @@ class NativeEngine(Engine):
         results: list[Array] = []
 
         def allocate(context: Any, rows: int, out: Any) -> int:
+            # C calls it, which no exception can cross; 1 tells it that memory is lacking.
             with contextlib.suppress(MemoryError):
                 results.append(np.empty((rows, *array.shape[1:]), array.dtype))
                 out[0] = results[0].ctypes.data
@@ -162,6 +161,7 @@ class NativeEngine(Engine):
         return RankTimes._make(self._numbers[:])
 
     def calls(self) -> int:
+        # Not the array of `times`: any thread may call this.
         numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times(self.handle, numbers)
         return RankTimes._make(numbers[:]).calls
@@ -188,7 +188,7 @@ class NativeEngine(Engine):
     ) -> None:
         shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
         if any_rows:
-            shapes[1] = -1
+            shapes[1] = -1  # the first dimension: any length
         call = native.NanotfCall(
             check_key(key),
             name.encode(),

@@ -177,5 +177,5 @@ def native_status() -> tuple[bool, str]:
         if native_layout(2, 4096)[0] != layout.MAGIC:
             return False, f"{LIBRARY.name} is from another version; rebuild it"
         return True, f"{LIBRARY.name}, {load().nanotf_vectors().decode()}"
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:  # AttributeError: it lacks a function
         return False, f"{LIBRARY.name} cannot be loaded: {error}"

@@ -27,7 +27,7 @@ import numpy as np
 from nanotf.collectives.engine import Array
 from nanotf.wire.failures import Failure, FailureKind
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
 # Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
 _HEADER = struct.Struct("<IIIIQIQ")
 _MISSING = struct.Struct("<I")
@@ -45,19 +45,13 @@ class PeerFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class HostsSpec:
-    """The hosts of a group.
+    """The hosts of a group."""
 
-    Args:
-        index: int, this host.
-        counts: tuple of int, the number of ranks by host; ranks are numbered host by host.
-        names: tuple of str by host, for messages.
-        deadline: float, limit of one wait for another host, in seconds. Shorter than the deadline
-            of the host's own group: otherwise ranks would blame their leader for a late host.
-    """
-
-    index: int
-    counts: tuple[int, ...]
-    names: tuple[str, ...]
+    index: int  # this host
+    counts: tuple[int, ...]  # the number of ranks by host; ranks are numbered host by host
+    names: tuple[str, ...]  # by host, for messages
+    # Limit of one wait for another host, in seconds. Shorter than the deadline of the host's own
+    # group: otherwise ranks would blame their leader for a late host.
     deadline: float
 
     def ranks(self, host: int) -> range:
@@ -88,9 +82,8 @@ class Peers:
     """The connections of one leader.
 
     Args:
-        hosts: `HostsSpec`.
-        fds: sequence of int, connected sockets to the leaders of the other hosts, in the order of
-            hosts; owned from now on.
+        fds: connected sockets to the leaders of the other hosts, in the order of hosts; owned from
+            now on.
     """
 
     def __init__(self, hosts: HostsSpec, fds: Sequence[int]) -> None:
@@ -99,6 +92,7 @@ class Peers:
         self._sockets = {
             host: socket.socket(fileno=fd) for host, fd in zip(others, fds, strict=True)
         }
+        # Several threads may send to a host, each frame in two pieces.
         self._sending = {host: threading.Lock() for host in others}
         self._changed = threading.Condition()
         # Guarded by `_changed`. Readers put frames, `take` removes them.
@@ -115,11 +109,9 @@ class Peers:
         """Sends an array of bytes.
 
         Args:
-            host: int.
-            place: tuple of key, number and step.
-            signature: int, equal on all ranks if they make the same call.
-            text: str, describes the call in error messages.
-            data: array, contiguous.
+            signature: equal on all ranks if they make the same call.
+            text: describes the call in error messages.
+            data: contiguous.
 
         Raises:
             PeerFailed: The connection is closed.
@@ -132,6 +124,7 @@ class Peers:
                 self._sockets[host].sendall(header + described)
                 self._sockets[host].sendall(content.data)
         except OSError as error:
+            # The other leader may have said why before it closed the connection.
             raise PeerFailed(self._failure or self._lost(host)) from error
 
     def tell_all(self, failure: Failure) -> None:
@@ -195,6 +188,7 @@ class Peers:
 
     def _fail(self, failure: Failure) -> None:
         with self._changed:
+            # The first stays: a leader that has sent its failure closes the connection next.
             self._failure = self._failure or failure
             self._changed.notify_all()
 
@@ -226,6 +220,7 @@ class Peers:
         """Closes the connections; peers that wait for this host raise."""
         for sock in self._sockets.values():
             try:
+                # `close` alone would not wake the reader, which waits for a frame.
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the other end was first

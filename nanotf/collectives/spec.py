@@ -40,30 +40,21 @@ _READ_DURING_A_WAIT = 50 << 10  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class GroupSpec:
-    """The data that a worker needs, besides the file descriptor, to attach to a group.
+    """The data that a worker needs, besides the file descriptor, to attach to a group."""
 
-    Args:
-        size: int, number of ranks.
-        nonce: int, random, to reject the descriptor of another group.
-        implementation: str, one of `IMPLEMENTATIONS`, the same on all ranks.
-        chunk_bytes: int, bytes per round of the protocol; a multiple of 64.
-        symmetric_bytes: int, all-reduces above this take two steps: each rank reduces a part,
-            then all copy the results (native implementation).
-        nodes: int, number of NUMA nodes: the first `size // nodes` ranks are on the first node, and
-            so on. Two-step all-reduces then cross from node to node once. 1 if nodes have different
-            numbers of ranks.
-        spin_seconds: float, how long a rank spins before it sleeps in the kernel.
-        deadline: float, limit of one wait for other ranks, in seconds.
-    """
-
-    size: int
-    nonce: int
-    implementation: str
-    chunk_bytes: int
+    size: int  # number of ranks
+    nonce: int  # random, to reject the descriptor of another group
+    implementation: str  # one of `IMPLEMENTATIONS`, the same on all ranks
+    chunk_bytes: int  # bytes per round of the protocol; a multiple of 64
+    # All-reduces above this take two steps: each rank reduces a part, then all copy the results
+    # (native implementation).
     symmetric_bytes: int
+    # Number of NUMA nodes: the first `size // nodes` ranks are on the first node, and so on.
+    # All-reduces in two steps then cross from node to node once. 1 if nodes have different numbers
+    # of ranks.
     nodes: int
-    spin_seconds: float
-    deadline: float
+    spin_seconds: float  # how long a rank spins before it sleeps in the kernel
+    deadline: float  # limit of one wait for other ranks, in seconds
 
     @property
     def layout(self) -> layout.Layout:
@@ -73,6 +64,7 @@ class GroupSpec:
 
 def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
     """Writes an abort record at `offset` if it is not set, then the group's abort flag."""
+    # In this order: who sees the flag finds the record's first word, and with that the record.
     if struct.unpack_from("<I", memory, offset)[0] == 0:
         raw, begin = bytes(layout.RawFailure.of(failure)), offset + layout.RECORD_FAILURE
         memory[begin : begin + len(raw)] = raw
@@ -82,19 +74,12 @@ def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveWait:
-    """A collective in which a rank waits for others.
-
-    Args:
-        rank: int.
-        missing: tuple of int, the ranks that have not arrived.
-        tag: int, tag of the collective; see `native/layout.h`.
-        what: str, description of the call for people.
-    """
+    """A collective in which a rank waits for others."""
 
     rank: int
-    missing: tuple[int, ...]
-    tag: int
-    what: str
+    missing: tuple[int, ...]  # the ranks that have not arrived
+    tag: int  # of the collective; see `native/layout.h`
+    what: str  # description of the call for people
 
 
 class GroupOwner:
@@ -128,7 +113,7 @@ class GroupOwner:
         """Makes all collectives, running and future, raise `CollectiveError` on every rank.
 
         Args:
-            text: str, the reason. Only the first abort of a group counts.
+            text: the reason. Only the first abort of a group counts.
 
         Blocked ranks notice within 50 ms.
         """
@@ -193,19 +178,15 @@ def create_group(
     """Creates the shared memory of a group in the parent.
 
     Args:
-        size: int, number of ranks.
-        nodes: int, as in `GroupSpec`. The Python implementation ignores it.
-        deadline: float, default 600 seconds, for each wait for other ranks.
-        implementation: str or None, one of `IMPLEMENTATIONS`. `None` means "native" if the
-            library was built and `NANOTF_NATIVE` is not 0, else "python". The log then gives the
-            reason once.
-        chunk_bytes: int or None, see `GroupSpec`; the default was measured.
-        symmetric_bytes: int or None, see `GroupSpec`; `_symmetric_bytes` gives the default.
-        spin_seconds: float or None. `None` spins 50 us, but not at all with more ranks than cores:
-            a spinning rank would keep the rank that it waits for from running.
-
-    Returns:
-        A `GroupOwner`.
+        size: number of ranks.
+        nodes: as in `GroupSpec`. The Python implementation ignores it.
+        deadline: seconds, for each wait for other ranks.
+        implementation: one of `IMPLEMENTATIONS`. `None` means "native" if the library was built and
+            `NANOTF_NATIVE` is not 0, else "python". The log then gives the reason once.
+        chunk_bytes: see `GroupSpec`; the default was measured.
+        symmetric_bytes: see `GroupSpec`; `_symmetric_bytes` gives the default.
+        spin_seconds: `None` spins 50 us, but not at all with more ranks than cores: a spinning rank
+            would keep the rank that it waits for from running.
 
     Environment variables read: `NANOTF_NATIVE`.
     """

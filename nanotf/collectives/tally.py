@@ -25,17 +25,11 @@ _BEFORE = "_nanotf_last_collective"
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveProgress:
-    """The collectives that a rank has begun.
+    """The collectives that a rank has begun."""
 
-    Args:
-        count: int, their number.
-        fingerprint: int, equal for equal collectives.
-        what: str, description of the last one for people.
-    """
-
-    count: int = 0
-    fingerprint: int = 0
-    what: str = ""
+    count: int = 0  # their number
+    fingerprint: int = 0  # equal for equal collectives
+    what: str = ""  # description of the last one for people
 
     def since(self, earlier: CollectiveProgress) -> CollectiveProgress:
         """Returns the progress made after `earlier`."""
@@ -64,7 +58,7 @@ class Tally:
         """Counts a collective.
 
         Args:
-            name: str, its kind.
+            name: its kind, for people.
             tensor: this rank's input.
 
         Returns:

@@ -9,17 +9,11 @@ from nanotf.compat.generation import generation
 
 
 class Chance(NamedTuple):
-    """The state of all of a process's random number generators.
-
-    Args:
-        states: `random_states.States`.
-        tensorflow: tuple or None, see `eager_context.seeds`.
-        keras: object or None, see `Generation.capture_seeds`.
-    """
+    """The state of all of a process's random number generators."""
 
     states: random_states.States
-    tensorflow: tuple[int, Any] | None
-    keras: Any
+    tensorflow: tuple[int, Any] | None  # see `eager_context.seeds`
+    keras: Any  # see `Generation.capture_seeds`
 
     @classmethod
     def capture(cls) -> Chance:

@@ -102,17 +102,11 @@ def from_graph(graph: bytes, element_spec: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetDescription:
-    """A dataset for another process.
+    """A dataset for another process."""
 
-    Args:
-        graph: bytes; equal for a dataset each time.
-        element_spec: nested structure of `tf.TypeSpec`.
-        variables: tuple of `tf.Variable`, those that its functions read, in the graph's order.
-    """
-
-    graph: bytes
-    element_spec: Any
-    variables: tuple[Any, ...]
+    graph: bytes  # equal for a dataset each time
+    element_spec: Any  # nested structure of `tf.TypeSpec`
+    variables: tuple[Any, ...]  # those that its functions read, in the graph's order
 
     def make(self) -> Any:
         """Returns the `tf.data.Dataset`."""

@@ -122,8 +122,8 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
 
     Args:
         extended: the strategy's implementation, in local mode.
-        size: int, number of workers.
-        make: callable that takes a device's name and returns a `Launcher` for it.
+        size: number of workers.
+        make: takes a device's name and returns a `Launcher` for it.
     """
     for name, devices in (
         ("_cross_device_ops", extended.worker_devices),
@@ -180,7 +180,7 @@ def move_in_float32(extended: Any, size: int) -> None:
 
     Args:
         extended: the strategy's implementation, with its own launchers.
-        size: int, number of workers.
+        size: number of workers.
     """
     summed = (tf.bfloat16, tf.float16) if size > 2 else ()
     for operations in (extended._cross_device_ops, extended._host_cross_device_ops):

@@ -66,8 +66,8 @@ def follow(taken: tuple[int, Any] | None, is_new: bool) -> None:
     """Sets what `seeds` returned in another process.
 
     Args:
-        taken: of `seeds`.
-        is_new: bool, whether that process has set a seed since, see `seeding`.
+        taken: the result of `seeds` there.
+        is_new: whether that process has set a seed since, see `seeding`.
     """
     _set_seeds(taken)
     if is_new:
@@ -122,7 +122,7 @@ def seeded(number: int | None) -> Iterator[None]:
     The seeds of eager operations stay as they are.
 
     Args:
-        number: int, or None for graphs without a seed.
+        number: the seed; None for graphs without one.
     """
     here = context.context()
     before, here._seed = here._seed, number
@@ -159,8 +159,8 @@ def seed(number: int, is_new: bool) -> None:
     kernels in the middle of their sequences.
 
     Args:
-        number: int, below 2**63.
-        is_new: bool, whether this process has not had the seed before.
+        number: below 2**63.
+        is_new: whether this process has not had the seed before.
     """
     here = context.context()
     here._seed, here._rng = number, random.Random(number)
@@ -172,9 +172,9 @@ def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
     """Records on the active tapes that `outputs` are computed from `inputs`.
 
     Args:
-        name: str, of the operation.
+        name: of the operation.
         outputs, inputs: lists of tensors.
-        gradient: function that takes the outputs' gradients and returns the inputs'.
+        gradient: takes the outputs' gradients and returns the inputs'.
     """
     recorder.record_operation(name, outputs, inputs, gradient)
 

@@ -34,7 +34,7 @@ def for_worker(python_function: Any, options: dict[str, Any]) -> Any:
 
     Args:
         python_function: the function that it calls.
-        options: dict, the `options_of` another `tf.function`.
+        options: what `options_of` returned for another `tf.function`.
     """
     inside = {name: value for name, value in options.items() if name != "jit_compile"}
     made = require_tensorflow().function(python_function, **inside)

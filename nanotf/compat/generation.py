@@ -181,7 +181,7 @@ class Generation(Protocol):
 
         Args:
             model: a model whose metrics are built.
-            logs: dict of str to float, by the metrics' names.
+            logs: the metrics' values, by their names.
         """
 
     # ----------------------------------------------------------------------- optimizers
@@ -202,7 +202,7 @@ class Generation(Protocol):
         Args:
             optimizer: the model's optimizer, in a worker.
             twin: another optimizer, which applies them.
-            apply: function that takes `update`, the list of gradients and the list of variables.
+            apply: takes `update`, the list of gradients and the list of variables.
                 `update` is the twin's; it takes lists of summed gradients and variables.
         """
 
@@ -220,8 +220,8 @@ class Generation(Protocol):
 
         Args:
             model: the user's model.
-            initial_epoch: int, the argument of `fit`.
-            steps: int or None, batches per epoch.
+            initial_epoch: the argument of `fit`.
+            steps: batches per epoch; None if Keras does not know.
         """
 
     def begin_at(self, model: Any, epoch: int, step: int) -> None:
@@ -229,8 +229,7 @@ class Generation(Protocol):
 
         Args:
             model: a worker's model.
-            epoch: int.
-            step: int, 0 where Keras resumes at the start of an epoch.
+            step: 0 where Keras resumes at the start of an epoch.
         """
 
     # ----------------------------------------------------------------------------- data
@@ -251,8 +250,8 @@ class Generation(Protocol):
 
         Args:
             model: a Keras model.
-            given: dict of x, y, sample_weight and batch_size.
-            steps: int or None, `validation_steps`.
+            given: x, y, sample_weight and batch_size, by these names.
+            steps: `validation_steps`.
         """
 
     def split_for_validation(self, data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
@@ -267,7 +266,6 @@ class Generation(Protocol):
 
         Args:
             model: the user's model.
-            arguments: `DataArguments`.
 
         Raises:
             ShippingError: An array is sparse or ragged. Keras accepts such arrays; workers cannot.
@@ -281,10 +279,9 @@ class Generation(Protocol):
         each iterator draws from the beginning: see `Arrays.one_iterator`.
 
         Args:
-            rows: int.
-            size: int, rows of a piece. An order does not depend on it.
-            epochs: int, how many epochs the call of `fit` runs.
-            repeats: bool, whether to draw every order from one iterator, so that they differ.
+            size: rows of a piece. An order does not depend on it.
+            epochs: how many epochs the call of `fit` runs.
+            repeats: whether to draw every order from one iterator, so that they differ.
 
         Returns:
             An iterator of vectors of row numbers: the pieces of the order of each pass. Keras has
@@ -302,14 +299,14 @@ class Generation(Protocol):
         """Returns how many iterators Keras's loop makes in an epoch that starts a new one.
 
         Args:
-            cardinality: int, batches of the dataset, or TensorFlow's code for unknown.
+            cardinality: batches of the dataset, or TensorFlow's code for unknown.
         """
 
     def warn_that_data_ran_out(self, batches: int) -> None:
         """Logs Keras's warning that the data ran out.
 
         Args:
-            batches: int, the number needed for all epochs.
+            batches: the number needed for all epochs.
         """
 
 

@@ -22,13 +22,13 @@ _MMAP_THRESHOLD = 32 * 2**20  # bytes
 def from_generator(generator: Callable[[], Iterable[Any]], signature: Any) -> Any:
     """Returns `tf.data.Dataset.from_generator`'s dataset.
 
-    With Python 3.11 and later, TensorFlow fixes glibc's `M_MMAP_THRESHOLD` at 128 KiB when the
+    With Python 3.11 and later, TensorFlow fixes glibc's M_MMAP_THRESHOLD at 128 KiB when the
     first such dataset of a process is read, before its first element. From then on each larger
     tensor gets fresh pages, which the kernel clears: a step of a small CNN takes 1.4 times the
     processor time. So the thresholds are raised again.
 
     Args:
-        generator: callable without arguments that returns an iterable.
+        generator: called for each iteration, first when the first element is read.
         signature: nested structure of `tf.TypeSpec`, of an element.
     """
 

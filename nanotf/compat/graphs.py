@@ -83,7 +83,7 @@ def uninitialized_variable(spec: Any, arguments: dict[str, Any]) -> Any:
 
     Args:
         spec: `tf.TensorSpec`, its shape and dtype.
-        arguments: dict, keyword arguments that a variable creator gets.
+        arguments: keyword arguments that a variable creator gets.
     """
     from tensorflow.python.ops import resource_variable_ops
 
@@ -120,8 +120,7 @@ def all_float_operations(graph: Any, given: Callable[[Any], Any] = lambda _: Non
     A loop counts as often as it says that it runs at most, a branch as if all of them ran.
 
     Args:
-        graph: the graph.
-        given: function, returns the constant value of an input of the graph, None if it has none.
+        given: returns the constant value of an input of the graph, None if it has none.
     """
 
     def value_of(tensor: Any) -> Any:
@@ -150,7 +149,7 @@ def _most_runs(operation: Any, value_of: Callable[[Any], Any]) -> int:
     """Returns the number of times that a loop of `tf.while_loop` runs at most, 1 if unknown."""
     if operation.type not in ("While", "StatelessWhile"):
         return 1
-    known = value_of(operation.inputs[1])  # its `maximum_iterations`
+    known = value_of(operation.inputs[1])  # its maximum_iterations
     return max(int(known), 1) if known is not None and known.ndim == 0 else 1
 
 
@@ -172,7 +171,6 @@ def converted(function: Callable[..., Any], features: Any = None) -> Callable[..
     """Returns a function that AutoGraph converts when it is called, as `tf.function` does.
 
     Args:
-        function: callable.
         features: `tf.autograph.experimental.Feature`s, default none.
     """
     from tensorflow.python.autograph.impl import api
@@ -232,7 +230,7 @@ def _function_graph(graph: Any, name: str) -> Any:
 
 
 def _defined_graph(graph: Any, function: Any) -> Any:
-    """Returns the graph of a function that `Defun` made, which keeps its definition alone."""
+    """Returns the graph of a function of TensorFlow's Defun, which keeps only its definition."""
     from tensorflow.python.framework import function_def_to_graph
 
     # Kept on the function, and not in a table: the graph keeps its function alive.
@@ -320,8 +318,8 @@ def constant(tensor: Any, value_of: Callable[[Any], Any], limit: int) -> Any:
 
     Args:
         tensor: a tensor of a graph.
-        value_of: function, does the same for the inputs of its operation.
-        limit: int, the number of elements above which only the value of a `Const` is returned.
+        value_of: does the same for the inputs of its operation.
+        limit: the number of elements above which only the value of a `Const` is returned.
     """
     from tensorflow.python.framework import tensor_util
 

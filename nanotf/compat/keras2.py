@@ -152,7 +152,7 @@ _BY_IDENTITY = ("flat_input_ids", "flat_output_ids", "_keras_inputs_ids_and_indi
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = leaving_behind(attributes, _LEFT_BEHIND)
-    if "_called" in found:  # `register_call_context_args` alone asks for it
+    if "_called" in found:  # only Keras's register_call_context_args asks for it
         found["_called"] = False
     # Reference counts by identity, and a metric's last result.
     for name in ("_obj_reference_counts_dict", "_call_result", *_BY_IDENTITY):
@@ -348,6 +348,7 @@ def apply_through(optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], No
 
     def update(grads: Any, variables: Any) -> None:
         pairs = zip(grads, variables, strict=True)
+        # They are sums over workers already.
         stock(list(pairs), skip_gradients_aggregation=True)
 
     def apply_gradients(grads_and_vars: Any, *_: Any, **__: Any) -> Any:
@@ -444,6 +445,7 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
         for leaf in require_tensorflow().nest.flatten((a.x, a.y)):
             refuse_what_is_not_dense(leaf)
     if issubclass(kind, (keras.TensorLikeDataAdapter, keras.ListsOfScalarsDataAdapter)):
+        # Keras then shuffles within batches, which orders of rows cannot express.
         if isinstance(a.shuffle, str) and a.shuffle.lower() == "batch":
             return _Keras2Epochs(
                 keras, _handler(keras, model, a, a.x, a.y, a.sample_weight), a.x, a

@@ -385,7 +385,7 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
         refuse_what_is_not_dense(leaf)
     if not is_size(adapter._batch_size):
         next(iter(adapter.get_tf_dataset()))  # raises TensorFlow's error
-    if adapter._shuffle == "batch":
+    if adapter._shuffle == "batch":  # within batches, which orders of rows cannot express
         return _Keras3Epochs(loop)
     sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
         adapter._inputs, target_backend="numpy"

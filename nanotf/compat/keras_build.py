@@ -18,7 +18,7 @@ _SIGNATURE = "signature"
 
 
 def build_config(layer: Any) -> Any:
-    """Returns the config that lets `build_from_config` build another layer like this one.
+    """Returns the config by which Keras's build_from_config builds another layer like this one.
 
     In Keras 2.15 a layer built by `build()` instead of a call does not remember the shape; its
     `input_spec` has it. Keras 2's `MultiHeadAttention` makes its layers from the shapes of its
@@ -59,9 +59,9 @@ def build_symbolically(
 
     Args:
         layer: a layer that is not built.
-        call: function, the stock `__call__`.
+        call: the stock `__call__`.
         args, kwargs: arguments of the call that follows.
-        is_data: callable, whether a leaf of them is a tensor or array.
+        is_data: whether a leaf of them is a tensor or array.
     """
     tf = require_tensorflow()
 

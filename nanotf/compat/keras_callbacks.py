@@ -78,7 +78,7 @@ def need_at_batch(callback: Any, hook: str) -> Need:
 
     Args:
         callback: a Keras callback.
-        hook: str, one of `orders.BATCH_HOOKS`.
+        hook: one of `orders.BATCH_HOOKS`.
     """
     definer = _definer(callback, hook)
     if definer is None:
@@ -108,8 +108,9 @@ def saves_at(callback: Any, batch: int) -> bool:
 
     Args:
         callback: `ModelCheckpoint` or `BackupAndRestore`; it is not changed.
-        batch: int, the index that its hook gets next.
+        batch: the index that its hook gets next.
     """
+    # On a copy, since the method counts the batches of its calls.
     if hasattr(callback, "_should_save_on_batch"):
         return bool(copy.copy(callback)._should_save_on_batch(batch))
     return bool(callback._batches_count + 1 >= callback.save_freq)

@@ -44,7 +44,7 @@ def around_layers(scope: Callable[[Any], AbstractContextManager[None]]) -> Itera
     """Enters a context around each call of a layer, while this context lasts.
 
     Args:
-        scope: callable, takes a layer, returns a context manager.
+        scope: takes a layer, returns a context manager.
     """
     kind = require_tensorflow().keras.layers.Layer
     original = kind.__call__

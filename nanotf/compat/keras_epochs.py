@@ -23,27 +23,18 @@ UNKNOWN_CARDINALITY = -2  # tf.data's code
 
 @dataclasses.dataclass(frozen=True)
 class DataArguments:
-    """The arguments of `fit` or `evaluate` about one set of data, with Keras's defaults.
+    """The arguments of `fit` or `evaluate` about one set of data, with Keras's defaults."""
 
-    Args:
-        x, y, sample_weight: as in `fit`.
-        batch_size: int or None.
-        steps: int or None, `steps_per_epoch` or `validation_steps`.
-        shuffle: as in `fit`.
-        class_weight: dict or None.
-        epochs, initial_epoch: int, as in `fit`.
-        workers, use_multiprocessing, max_queue_size: as in Keras 2's `fit`.
-    """
-
-    x: Any
+    x: Any  # as in `fit`, like all but the last three
     y: Any = None
     sample_weight: Any = None
     batch_size: int | None = None
-    steps: int | None = None
+    steps: int | None = None  # `steps_per_epoch` or `validation_steps`
     shuffle: Any = False
     class_weight: Any = None
     epochs: int = 1
     initial_epoch: int = 0
+    # As in Keras 2's `fit`; Keras 3's has none of them.
     workers: int = 1
     use_multiprocessing: bool = False
     max_queue_size: int = 10
@@ -51,35 +42,28 @@ class DataArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """In-memory data, checked and converted as Keras does.
+    """In-memory data, checked and converted as Keras does."""
 
-    Args:
-        structure: nested structure of `numpy.ndarray` or None, shaped like a step's batch:
-            x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        batch_size: int.
-        size: int, batches in one pass over the data.
-        rows: int, length of every array.
-        is_shuffled: bool, whether each pass has an order of its own, see `Generation.orders`.
-        one_iterator: bool, whether Keras draws all orders from one iterator.
-    """
-
+    # Nested structure of `numpy.ndarray` or None, shaped like a step's batch: x, `(x,)`, `(x, y)`
+    # or `(x, y, sample_weight)`.
     structure: Any
     batch_size: int
-    size: int
-    rows: int
-    is_shuffled: bool
-    one_iterator: bool = False
+    size: int  # batches in one pass over the data
+    rows: int  # length of every array
+    is_shuffled: bool  # whether each pass has an order of its own, see `Generation.orders`
+    one_iterator: bool = False  # whether Keras draws all orders from one iterator
 
 
 class Epochs:
     """Data that must be read: Keras's loop over them, without the steps.
 
     Args:
-        element_spec: nested structure of type specifications, of one batch.
-        cardinality: int, as told to a worker's Keras, so that its loop is the same.
-        steps: int or None, batches per epoch, if Keras knows them.
-        dataset: `tf.data.Dataset` that is read, including class weights, or None.
-        is_of_arrays: bool, whether they are arrays that Keras shuffles within batches.
+        element_spec: a nested structure of `tf.TypeSpec`, of one batch.
+        cardinality: as told to a worker's Keras, so that its loop is the same.
+        steps: batches per epoch, if Keras knows them.
+        dataset: `tf.data.Dataset` that is read, including class weights; None if the data are
+            of another kind.
+        is_of_arrays: whether they are arrays that Keras shuffles within batches.
 
     Attributes:
         begun: tuple of int and `random_states.States`, or None: the number, from 0, of the
@@ -109,8 +93,8 @@ class Epochs:
         """Makes `training` resume after some epochs.
 
         Args:
-            passed: int, complete epochs to skip. It makes the iterators that Keras made and reads
-                no more than needed. 0 for data that continue from their current position.
+            passed: complete epochs to skip. It makes the iterators that Keras made and reads no
+                more than needed. 0 for data that continue from their current position.
             states: the random states when the next epoch began, or None.
         """
         self._passed, self._states = passed, states

@@ -143,7 +143,7 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
 
     Args:
         optimizer: a built optimizer, or None.
-        classes: sequence of str, names of the classes with element-wise updates.
+        classes: names of the classes with element-wise updates.
     """
     others = (
         "clipnorm",
@@ -188,7 +188,7 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
 
     Args:
         optimizer: an optimizer, or None.
-        variables: sequence of the trainable variables of a model.
+        variables: the trainable variables of a model.
     """
     while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
         optimizer = optimizer.inner_optimizer

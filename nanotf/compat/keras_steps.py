@@ -27,7 +27,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
     """Makes a Keras step function keep the iterator that it is called with.
 
     Args:
-        step: function of an iterator (`model.train_function`, `model.test_function`), or None.
+        step: takes an iterator (`model.train_function`, `model.test_function`), or None.
 
     Returns:
         A function that runs the step; `let_go` drops the iterator that it keeps.
@@ -74,8 +74,8 @@ def steps_after(model: Any, index: int, steps: int | None) -> int:
 
     Args:
         model: a compiled model.
-        index: int, of a step in the execution, as `on_train_batch_end` gets it.
-        steps: int or None, of an epoch, if known.
+        index: of a step in the execution, as `on_train_batch_end` gets it.
+        steps: of an epoch; None if unknown.
     """
     at_once = generation().steps_at_once(model)
     made = (index // at_once + 1) * at_once
@@ -89,9 +89,9 @@ def pass_over(model: Any, steps: int, logs: Any, reads: bool) -> None:
 
     Args:
         model: a model in the middle of `fit`.
-        steps: int, how many steps are complete.
-        logs: dict, the logs of the last of them.
-        reads: bool, whether to read the steps' batches, since the data begin before them.
+        steps: how many of the epoch's steps are complete.
+        logs: a dict, the logs of the last of them.
+        reads: whether to read the steps' batches, since the data begin before them.
     """
     stock = model.train_function
     each = generation().steps_per_execution(model)

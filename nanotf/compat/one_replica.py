@@ -66,7 +66,7 @@ def making(stock: Any = None, given: Any = None) -> Callable[..., Any]:
     Classes derived from it are not affected. Where TensorFlow sees GPUs, neither is the class.
 
     Args:
-        stock, given: ignored; the signature is that of `overrides.Override.replacement`.
+        stock, given: ignored; the signature is that of `replacements.Override.replacement`.
     """
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:

@@ -39,19 +39,12 @@ _CALLABLES = ("formatter", "override_repr")  # NumPy's print options that may no
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A part of the state.
-
-    Args:
-        name: str.
-        read: callable, returns a value that can be pickled and compared.
-        write: callable that takes one.
-        traced: bool, whether a trace of a function keeps it.
-    """
+    """A part of the state."""
 
     name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], Any]
-    traced: bool = False
+    read: Callable[[], Any]  # returns a value that can be pickled and compared
+    write: Callable[[Any], Any]  # takes such a value
+    traced: bool = False  # whether a trace of a function keeps it
 
 
 def _folder() -> str | None:
@@ -174,15 +167,11 @@ _BY_NAME = {row.name: row for row in ROWS}
 
 @dataclasses.dataclass(frozen=True)
 class ProcessState:
-    """The state of a process, to be restored in another.
+    """The state of a process, to be restored in another."""
 
-    Args:
-        values: dict of str to object, by the name of a `Row`.
-        modules: dict of str to (str, int), the user's modules: the file of each, and a number that
-            is another one when the module was loaded anew.
-    """
-
-    values: dict[str, Any]
+    values: dict[str, Any]  # by the name of a `Row`
+    # The user's modules, by name: the file of each, and a number that is another one when the
+    # module was loaded anew.
     modules: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -190,7 +179,7 @@ class ProcessState:
         """Returns the state of this process.
 
         Args:
-            early: bool, whether to omit what only an imported TensorFlow has.
+            early: whether to omit what only an imported TensorFlow has.
         """
         return cls(
             {row.name: row.read() for row in (_EARLY if early else ROWS)}, _numbered_modules()
@@ -311,6 +300,7 @@ def _forget_modules(now: Mapping[str, tuple[str, int]]) -> None:
         module = sys.modules.get(name)
         if module is None or _told.get(name) == now.get(name):
             continue
+        # Loaded here before any order told of it, from the same file.
         if name not in _told and _file_of(module) == now[name][0]:
             continue
         del sys.modules[name]

@@ -23,24 +23,18 @@ KERAS_3: Versions = ((3,), (4,))
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """An attribute to replace for the life of the process.
+    """An attribute to replace for the life of the process."""
 
-    Args:
-        target: str, "module:attribute". `keras.src` is the package of the installed generation.
-            A module's function is replaced in all modules that have imported it.
-        why: str.
-        replacement: callable that takes the stock attribute, as its class or module holds it, and
-            the `given` of `install`; returns the new attribute.
-        versions: tuple of two versions of Keras, the first that needs the override and the first
-            that no longer does.
-        adds: bool, whether TensorFlow and Keras lack the attribute; the stock one is then None.
-    """
-
+    # "module:attribute". `keras.src` is the package of the installed generation. A module's
+    # function is replaced in all modules that have imported it.
     target: str
     why: str
+    # Takes the stock attribute, as its class or module holds it, and the `given` of `install`;
+    # returns the new attribute.
     replacement: Callable[[Any, Any], Any]
+    # Two versions of Keras: the first that needs the override, and the first that no longer does.
     versions: Versions = ANY
-    adds: bool = False
+    adds: bool = False  # whether Keras lacks the attribute; the stock one is then None
 
     def applies(self) -> bool:
         """Returns True if the installed Keras needs the override."""
@@ -85,8 +79,7 @@ def install(table: Sequence[Override], given: Any) -> None:
     second replaces the result of the first.
 
     Args:
-        table: sequence of `Override`.
-        given: object passed to each replacement, such as the worker's strategy.
+        given: passed to each replacement, such as the worker's strategy.
     """
     in_modules: dict[int, tuple[Any, Any]] = {}  # by identity of the attribute before
     ours_by_target: dict[str, Any] = {}

@@ -52,8 +52,8 @@ def intercept(is_other: Callable[[Any], bool], write: Callable[..., Any]) -> Non
     """Makes the operations call a function instead, if the writer's resource is of another kind.
 
     Args:
-        is_other: function of the resource.
-        write: function of the resource, the step and the operation's other inputs; returns a
+        is_other: takes the resource.
+        write: takes the resource, the step and the operation's other inputs; returns a
             tensor or an operation.
     """
     for name in _WRITES:

@@ -82,10 +82,10 @@ def without_value(cls: Any, shape: Any, dtype: str, kind: Mapping[str, Any]) -> 
     In the scope of a `tf.distribute.Strategy` it is the strategy's variable, with zeros.
 
     Args:
-        cls: type.
+        cls: a class of variables.
         shape: `tf.TensorShape`.
-        dtype: str.
-        kind: mapping, of `kind_of`.
+        dtype: the name of a dtype.
+        kind: the result of `kind_of`.
     """
     tf = require_tensorflow()
     if tf.distribute.has_strategy():

@@ -82,6 +82,7 @@ def _resolve(op: Any, reads: Any, writes: Any) -> bool:
             found.discard(tensor)
             found.add(same[id(tensor)])
             changed = True
+    # A region's `spread` passes handles through such an operation, which looks like a write.
     copies = op.type == "IdentityN" and any(hasattr(t, _SAME) for t in op.outputs)
     if copies and writes:
         reads.update(writes)

@@ -29,10 +29,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 @functools.cache  # which also keeps AutoGraph from converting the machinery of imports
 def require_tensorflow() -> Any:
-    """Imports TensorFlow.
-
-    Returns:
-        The module `tensorflow`.
+    """Imports TensorFlow; returns the module.
 
     Raises:
         UnsupportedVersionError: No TensorFlow is installed.

@@ -13,17 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a process's control groups.
+    """The limits of a process's control groups."""
 
-    Args:
-        cpuset: frozenset of int or None, the logical CPUs allowed; None for no limit.
-        quota: float or None, CPU time per time (3.5 is three and a half CPUs); None for no limit.
-        memory: int or None, bytes; None for no limit.
-    """
-
-    cpuset: frozenset[int] | None = None
+    cpuset: frozenset[int] | None = None  # the logical CPUs allowed; None for no limit
+    # CPU time per time (3.5 is three and a half CPUs); None for no limit.
     quota: float | None = None
-    memory: int | None = None
+    memory: int | None = None  # bytes; None for no limit
 
 
 @dataclass(frozen=True)
@@ -68,10 +63,10 @@ def read_limits(root: pathlib.Path) -> Limits:
     """Reads the limits of this process's control groups and of their ancestors.
 
     Args:
-        root: Path, the directory that holds `proc` and `sys`; `/` except in tests.
+        root: the directory that holds `proc` and `sys`; `/` except in tests.
 
     Returns:
-        `Limits`: the intersection of the cpusets, and the smallest of each other limit.
+        The intersection of the cpusets, and the smallest of each other limit.
     """
     mounts = _mounts(root)
     cpuset: frozenset[int] | None = None
@@ -109,6 +104,7 @@ def _mounts(root: pathlib.Path) -> list[_Mount]:
             continue
         controllers = kind[2].split(",") if kind[0] == "cgroup" else []
         mounts.append(_Mount(frozenset(controllers), _unescape(fields[3]), _unescape(fields[4])))
+    # Where mountinfo lists none or cannot be read, the usual places are tried.
     return mounts or [
         _Mount(frozenset(), "/", "/sys/fs/cgroup"),
         _Mount(frozenset({"cpu"}), "/", "/sys/fs/cgroup/cpu"),

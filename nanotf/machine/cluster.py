@@ -50,7 +50,7 @@ _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 # Set by the daemons of `mpirun`, and not by `srun`, whose PMI plugins set PMI_SIZE and others.
 _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-_MPI_SECONDS = 60.0
+_MPI_SECONDS = 60.0  # for `mpi_hosts`, which waits until all processes of `mpirun` run it
 _MPI_MODULE = "nanotf.machine.mpi_hosts"
 
 
@@ -63,7 +63,8 @@ class Cluster:
         current: str, the name of this host.
         source: str, the source that describes them, such as "Slurm".
         workers: tuple of int or None by host, the number of workers that was asked for there.
-        local_rank: int, the index of this process among those that a launcher started here.
+        local_rank: int, default 0, the index of this process among those that a launcher started
+            here.
     """
 
     hosts: tuple[str, ...]
@@ -131,8 +132,7 @@ def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
     """Returns the hosts of a run, see the top of this module.
 
     Args:
-        environ: mapping, environment variables.
-        flag: str, the value of `--hosts`; None or "auto" to look at the environment.
+        flag: the value of `--hosts`; None or "auto" to look at the environment.
 
     Raises:
         InvalidArgumentError: A source describes hosts wrongly, or this host is not among them.
@@ -153,11 +153,8 @@ def launched(environ: Mapping[str, str]) -> tuple[str, int]:
 
     Unlike `find` it asks no other process.
 
-    Args:
-        environ: mapping, environment variables.
-
     Returns:
-        tuple of the launcher's command and a number: `srun` or `mpirun`; ("", 1) without either.
+        The launcher's command, `srun` or `mpirun`, and the number; ("", 1) without either.
 
     Raises:
         InvalidArgumentError: Slurm's variables have another form.
@@ -203,6 +200,7 @@ def _current(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
         return given
     names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     names |= {environ[v] for v in ("SM_CURRENT_HOST", "SLURMD_NODENAME") if v in environ}
+    # A list of one host leaves nothing to tell apart.
     found = [host for host in hosts if host in names or len(hosts) == 1]
     if not found:
         mine = _own_addresses()
@@ -265,6 +263,7 @@ def _from_sagemaker(environ: Mapping[str, str], local: int) -> Cluster | None:
         return None
     if not isinstance(hosts, list) or not hosts or current not in hosts:
         raise _wrong(source, f"hosts={hosts!r}, current_host={current!r}")
+    # In one order on all hosts: a host's rank is its index.
     names = tuple(sorted(map(str, hosts)))
     return Cluster(names, str(current), source, (None,) * len(names), local)
 
@@ -316,7 +315,7 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
     here = _first(environ, _MPI_LOCAL_SIZES, 1)
     if size == 1:
         return None
-    if here == size:
+    if here == size:  # one host, so that mpi4py need not be asked for names
         name = socket.gethostname()
         return Cluster((name,), name, "MPI", (size,), local)
     names, rank = _ask_mpi(size)
@@ -383,6 +382,7 @@ def _from_tf_config(environ: Mapping[str, str], local: int) -> Cluster | None:
     hosts = tuple(dict.fromkeys(task[2] for task in tasks))
     counts = [sum(task[2] == host for task in tasks) for host in hosts]
     here = tasks[place][2]
+    # Several tasks may be on one host, and no launcher has numbered them.
     before = sum(task[2] == here for task in tasks[:place])
     workers = tuple(count if count > 1 else None for count in counts)
     return Cluster(hosts, here, "TF_CONFIG", workers, max(local, before))

@@ -25,44 +25,26 @@ _BINDING_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP
 
 @dataclass(frozen=True)
 class LogicalCpu:
-    """A logical CPU of the operating system: one hyper-thread of a physical core.
+    """A logical CPU of the operating system: one hyper-thread of a physical core."""
 
-    Args:
-        id: int, the operating system's number.
-        core: int, the physical core; hyper-thread siblings share it. Unique in its socket.
-        socket: int.
-        numa_node: int.
-        online: bool, default True.
-        efficiency: bool, default False; True for the slower cores of a hybrid processor.
-    """
-
-    id: int
-    core: int
+    id: int  # the operating system's number
+    core: int  # the physical core; hyper-thread siblings share it. Unique in its socket.
     socket: int = 0
     numa_node: int = 0
     online: bool = True
-    efficiency: bool = False
+    efficiency: bool = False  # True for the slower cores of a hybrid processor
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A described machine.
+    """A described machine."""
 
-    Args:
-        cpus: tuple of `LogicalCpu`, offline ones included.
-        affinity: frozenset of int or None, the process's affinity mask (`taskset`); None for all.
-        cpuset: frozenset of int or None, what its control groups allow; None for all.
-        quota: float or None, CPUs that its control groups grant; None for no limit.
-        can_pin: bool, whether processes can be pinned to cores here.
-        notes: tuple of str, the unknown facts, for `nanotf doctor`.
-    """
-
-    cpus: tuple[LogicalCpu, ...]
-    affinity: frozenset[int] | None = None
-    cpuset: frozenset[int] | None = None
-    quota: float | None = None
-    can_pin: bool = True
-    notes: tuple[str, ...] = ()
+    cpus: tuple[LogicalCpu, ...]  # offline ones included
+    affinity: frozenset[int] | None = None  # the process's affinity mask (`taskset`); None for all
+    cpuset: frozenset[int] | None = None  # what its control groups allow; None for all
+    quota: float | None = None  # CPUs that its control groups grant; None for no limit
+    can_pin: bool = True  # whether processes can be pinned to cores here
+    notes: tuple[str, ...] = ()  # the unknown facts, for `nanotf doctor`
 
     def physical_cores(self) -> tuple[LogicalCpu, ...]:
         """Returns the lowest logical CPU of each physical core that is online."""
@@ -162,12 +144,11 @@ def describe_machine(
 
     Args:
         root: the directory that holds `proc` and `sys`, default `/`; another one in tests.
-        environ: mapping, default `os.environ`. Only used to see if an OpenMP runtime binds
-            threads.
+        environ: only used to see if an OpenMP runtime binds threads; None for `os.environ`.
 
     Returns:
-        `Machine`. If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and
-        `can_pin` is False if the processes cannot be pinned.
+        If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and `can_pin` is
+        False if the processes cannot be pinned.
     """
     base = pathlib.Path(root)
     affinity = _affinity(base, os.environ if environ is None else environ)
@@ -207,6 +188,7 @@ def _affinity(root: pathlib.Path, environ: Mapping[str, str]) -> frozenset[int] 
         for status in (root / "proc/self/task").glob("*/status"):
             mask = _status_mask(status)
             masks = masks | mask if masks and mask else masks
+    # The system call knows this machine alone, not that of another `root`.
     if masks is None and root == pathlib.Path("/") and hasattr(os, "sched_getaffinity"):
         masks = frozenset(os.sched_getaffinity(0))
     return masks
@@ -226,6 +208,7 @@ def _read_cpus(system: pathlib.Path) -> tuple[LogicalCpu, ...]:
         int(path.name[3:]): path for path in (system / "cpu").glob("cpu[0-9]*") if path.is_dir()
     }
     online = read_cpu_list(system / "cpu/online")
+    # Only Intel's hybrid processors have this file.
     slow = read_cpu_list(system.parent / "cpu_atom/cpus") or frozenset()
     nodes = _numa_nodes(system / "node")
     describe = functools.partial(_read_cpu, online=online, slow=slow, nodes=nodes)
@@ -241,10 +224,11 @@ def _read_cpu(
     nodes: Mapping[int, int],
 ) -> LogicalCpu:
     topology = path / "topology"
-    # `core_id` is unique only within a die; the lowest sibling's number is unique everywhere.
+    # The kernel's core_id is unique only within a die, the lowest sibling's number everywhere.
     siblings = read_cpu_list(topology / "core_cpus_list")  # Linux 5.3 on
     siblings = siblings or read_cpu_list(topology / "thread_siblings_list") or frozenset({number})
     try:
+        # The kernel writes -1 where it does not know the socket.
         socket = max(0, int(read_text(topology / "physical_package_id") or 0))
     except ValueError:
         socket = 0

@@ -56,15 +56,10 @@ _ALLOCATOR_FILE = re.compile(r"lib(tcmalloc|jemalloc|mimalloc|tbbmalloc|hoard|sn
 
 @dataclass(frozen=True)
 class Advice:
-    """A setting that should be changed.
+    """A setting that should be changed."""
 
-    Args:
-        text: str, the problem, without the final period.
-        fix: str, the remedy, without the final period.
-    """
-
-    text: str
-    fix: str
+    text: str  # the problem, without the final period
+    fix: str  # the remedy, without the final period
 
     def __str__(self) -> str:
         return f"{self.text}; {self.fix}."
@@ -72,17 +67,11 @@ class Advice:
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment variables for a process.
+    """Environment variables for a process."""
 
-    Args:
-        variables: dict of str to str, to be set.
-        kept: dict of str to str, left as they are because the user set them.
-        removed: tuple of str, to be unset: `nanotf-init` set them, and they are not wanted here.
-        warnings: tuple of `Advice`.
-    """
-
-    variables: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)  # to be set
+    kept: dict[str, str] = field(default_factory=dict)  # left as they are because the user set them
+    # To be unset: `nanotf-init` set them, and they are not wanted here.
     removed: tuple[str, ...] = ()
     warnings: tuple[Advice, ...] = ()
 
@@ -96,9 +85,9 @@ def initialised(environ: Mapping[str, str], options: Options, found: Environment
     """Returns a shell's environment after `source nanotf-init`, `NANOTF_ENV` included.
 
     Args:
-        environ: mapping, the shell's environment before; it may already be initialized.
+        environ: the shell's environment before; it may already be initialized.
         options: `Options` of `nanotf-init`.
-        found: `Environment`, the result of `shell_environment` for the two.
+        found: the result of `shell_environment` for the two.
     """
     mine = user_environ(environ)
     before = {name: mine.get(name) for name in found.variables}
@@ -114,13 +103,13 @@ def worker_environment(
     """Returns the variables of one worker.
 
     Args:
-        placement: `topology.Placement`, its cores.
-        environ: mapping, the parent's environment. Options of `nanotf-init` recorded in it hold
-            for the workers, too.
-        installed: `Installed`, or None to examine this machine.
+        placement: of the worker.
+        environ: the parent's environment. Options of `nanotf-init` recorded in it hold for the
+            workers, too.
+        installed: None to examine this machine.
 
     Returns:
-        `Environment`; its `apply` returns the worker's whole environment.
+        Its `apply` returns the worker's whole environment.
     """
     state = read_state(environ)
     builder = _Builder(
@@ -151,13 +140,12 @@ def shell_environment(
     """Returns the variables of a shell in which single processes use the whole machine.
 
     Args:
-        machine: `topology.Machine`.
-        environ: mapping, the shell's environment.
-        options: `Options`, or None for the defaults.
-        installed: `Installed`, or None to examine this machine.
+        environ: the shell's environment; `nanotf-init` may have changed it already.
+        options: None for the defaults.
+        installed: None to examine this machine.
 
     Returns:
-        `Environment`, without `NANOTF_ENV`.
+        The changes, without `NANOTF_ENV`.
 
     Raises:
         PlacementError: The machine has fewer cores than the options ask for.
@@ -189,10 +177,8 @@ class _Builder:
     """Collects variables. Those that the user set go to `kept`.
 
     Args:
-        user: dict, the environment without the variables that `nanotf-init` exported.
-        options: `Options`.
-        installed: `Installed`.
-        threads_are_bounds: bool, whether the user's higher thread counts are lowered.
+        user: the environment without the variables that `nanotf-init` exported.
+        threads_are_bounds: whether the user's higher thread counts are lowered.
     """
 
     def __init__(
@@ -216,6 +202,7 @@ class _Builder:
         variables = dict(self.variables)
         removed = []
         for name in sorted(set(environ) | set(self.user)):
+            # What is left was exported by `nanotf-init` before, and is not set this time.
             if name in variables or environ.get(name) == self.user.get(name):
                 continue
             if name in self.user:

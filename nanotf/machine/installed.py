@@ -47,19 +47,12 @@ _LIBRARY_DIRECTORIES = (
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed libraries.
+    """The installed libraries."""
 
-    Args:
-        allocators: tuple of (name, path) pairs, the allocators that can be preloaded.
-        tensorflow_uses_openmp: bool, whether TensorFlow runs its kernels on libiomp5 threads.
-        libiomp5: str or None, the library to preload for such a TensorFlow.
-        foreign_openmp: bool, whether this environment has a libiomp5 that is not TensorFlow's
-            (NumPy with MKL, from conda).
-    """
-
-    allocators: tuple[tuple[str, str], ...] = ()
-    tensorflow_uses_openmp: bool = False
-    libiomp5: str | None = None
+    allocators: tuple[tuple[str, str], ...] = ()  # name and path of those that can be preloaded
+    tensorflow_uses_openmp: bool = False  # whether TensorFlow runs its kernels on libiomp5 threads
+    libiomp5: str | None = None  # the library to preload for such a TensorFlow
+    # Whether this environment has a libiomp5 that is not TensorFlow's (NumPy with MKL, from conda).
     foreign_openmp: bool = False
 
     def allocator(self, name: str) -> str | None:

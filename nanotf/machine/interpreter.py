@@ -47,11 +47,7 @@ _COMMAND = "; ".join(
 
 
 def nanotf_command(python: str) -> list[str]:
-    """Returns the command `nanotf` of an interpreter, to be run in a folder of the user's.
-
-    Args:
-        python: str, the interpreter.
-    """
+    """Returns the command `nanotf` of an interpreter, to be run in a folder of the user's."""
     return [python, "-c", _COMMAND]
 
 
@@ -64,13 +60,10 @@ def python_command(module: str, *arguments: str, standard_first: bool = False) -
     alone: it is for the user's own processes.
 
     Args:
-        module: str, its name; a word of the command line, by which `neighbours` finds workers.
-        *arguments: str, the module's `sys.argv[1:]`.
-        standard_first: bool, default False, whether the standard library comes first: a script's
-            folder may hold a `queue.py` that is not meant for the libraries that the child imports.
-
-    Returns:
-        list of str, for `subprocess`.
+        *arguments: its `sys.argv[1:]`, the last words of the command line. Those of workers name
+            their parent, see `neighbours.taken_cores`.
+        standard_first: whether the standard library comes first: a script's folder may hold a
+            `queue.py` that is not meant for the libraries that the child imports.
 
     Raises:
         NanoError: `sys.executable` names no program.

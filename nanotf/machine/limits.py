@@ -14,19 +14,12 @@ from nanotf.machine.cgroups import read_limits
 
 @dataclass(frozen=True)
 class System:
-    """Resources that a process may use. None means no limit or unknown.
+    """Resources that a process may use. None means no limit or unknown."""
 
-    Args:
-        memory: int or None, the machine's memory in bytes.
-        memory_limit: int or None, bytes that the control groups allow.
-        shm: int or None, the size of `/dev/shm` in bytes.
-        open_files, processes, address_space: int or None, the soft limits that `ulimit` sets
-            (`-n`, `-u`, `-v`, the last in bytes).
-    """
-
-    memory: int | None = None
-    memory_limit: int | None = None
-    shm: int | None = None
+    memory: int | None = None  # the machine's memory in bytes
+    memory_limit: int | None = None  # bytes that the control groups allow
+    shm: int | None = None  # the size of `/dev/shm` in bytes
+    # The soft limits that `ulimit` sets: `-n`, `-u` and `-v`, the last in bytes.
     open_files: int | None = None
     processes: int | None = None
     address_space: int | None = None

@@ -1,7 +1,7 @@
 """Prints the host of each process of `mpirun` by rank, and this process's rank, as JSON.
 
 `cluster` runs this module in every process of `mpirun`, each time in a process of its own: MPI must
-not be in a process that starts others. The MPI library finds the job by the variables that
+not be in a process that starts others. The MPI library finds the others by the variables that
 `mpirun` has set.
 """
 

@@ -78,7 +78,7 @@ def plan(
 
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.
-        avoid: collection of int, the logical CPUs of this process's readers.
+        avoid: the logical CPUs of this process's readers.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: As `topology.plan`.
@@ -112,8 +112,7 @@ def plan_readers(
     """Plans reader processes for this machine. Avoids other pools' cores if enough are left.
 
     Args:
-        number: int, of readers.
-        workers, cores_per_process, cores: as in `reading.plan_readers`.
+        workers, cores_per_process, cores: as in `reader_places.plan_readers`.
     """
     machine, cap = describe_machine(), shell_state.cores_cap(os.environ)
     theirs = {core for found in taken_cores().values() for core in found}

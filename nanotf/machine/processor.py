@@ -26,15 +26,10 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor.
+    """A processor."""
 
-    Args:
-        name: str, the vendor's name for it; empty if unknown.
-        flags: frozenset of str, its features, as Linux names them.
-    """
-
-    name: str = ""
-    flags: frozenset[str] = frozenset()
+    name: str = ""  # the vendor's name for it; empty if unknown
+    flags: frozenset[str] = frozenset()  # its features, as Linux names them
 
     @property
     def has_bfloat16(self) -> bool:
@@ -50,7 +45,7 @@ def read_processor(root: pathlib.Path = pathlib.Path("/")) -> Processor:
     """Reads `/proc/cpuinfo`.
 
     Args:
-        root: Path, the directory that holds `proc`, default `/`; another one in tests.
+        root: the directory that holds `proc`, default `/`; another one in tests.
     """
     text = read_text(root / "proc/cpuinfo") or ""
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
@@ -65,7 +60,7 @@ def warn_of_slow_bfloat16(what: str) -> None:
     unknown.
 
     Args:
-        what: str, names the computation in bfloat16.
+        what: names the computation in bfloat16.
     """
     global _warned
     if _warned or "NANOTF_RANK" in os.environ:

@@ -20,15 +20,10 @@ from nanotf.machine.topology import Placement
 
 @dataclass(frozen=True)
 class ReaderPlan:
-    """The places of all readers.
+    """The places of all readers."""
 
-    Args:
-        placements: tuple of `Placement`, one core each.
-        own: bool, whether these cores are theirs alone.
-    """
-
-    placements: tuple[Placement, ...]
-    own: bool
+    placements: tuple[Placement, ...]  # one core each
+    own: bool  # whether these cores are theirs alone
 
     def cores(self) -> tuple[int, ...]:
         """Returns the logical CPUs that workers must leave free."""
@@ -48,14 +43,14 @@ def plan_readers(
     """Gives each reader a place. See the top of this module for the rules.
 
     Args:
-        number: int, of readers, above 0.
-        machine: `Machine`.
-        workers: int, of workers; 1 if this process trains.
-        cores_per_process: int or None, cores of each worker; None for equal shares.
-        cores: sequence of int or None, the logical CPUs that the user names for workers.
-        max_cores: int or None, the most cores to use in all.
-        avoid: collection of int, logical CPUs of other pools.
+        number: above 0.
+        workers: 1 if this process trains.
+        cores_per_process: cores of each worker; None for equal shares.
+        cores: the logical CPUs that the user names for workers; None if they are not named.
+        max_cores: the most cores to use in all; None for no cap.
+        avoid: logical CPUs of other pools.
     """
+    # If other pools have all cores, the readers share them.
     usable = machine.usable_cores(avoid)[:max_cores] or machine.usable_cores()
     pin = machine.can_pin and not machine.is_quota_limited()
     if cores is not None:

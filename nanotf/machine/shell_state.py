@@ -15,37 +15,24 @@ ALLOCATOR_CHOICES = ("auto", *ALLOCATORS, "none")
 
 @dataclass(frozen=True)
 class Options:
-    """The options that the user gave to `nanotf-init`.
+    """The options that the user gave to `nanotf-init`."""
 
-    Args:
-        openmp: bool, default True; False sets no `OMP_*`/`KMP_*` and preloads no libiomp5.
-        allocator: str, one of `ALLOCATOR_CHOICES`, default "auto": tcmalloc if it is installed,
-            the only allocator that measurably helped.
-        onednn: bool, default True.
-        perf: bool, default False, see `environment.PERF_HELP`.
-        cores: int or None for all usable cores.
-    """
-
-    openmp: bool = True
+    openmp: bool = True  # False sets no `OMP_*`/`KMP_*` and preloads no libiomp5
+    # One of `ALLOCATOR_CHOICES`; "auto" is tcmalloc if it is installed, the only allocator that
+    # measurably helped.
     allocator: str = "auto"
     onednn: bool = True
-    perf: bool = False
-    cores: int | None = None
+    perf: bool = False  # see `environment.PERF_HELP`
+    cores: int | None = None  # None for all usable cores
 
 
 @dataclass(frozen=True)
 class ShellState:
-    """The changes that `nanotf-init` made to the shell, as recorded in `NANOTF_ENV`.
-
-    Args:
-        options: `Options`.
-        values: dict of str to str, the exported variables.
-        before: dict of str to str or None, their previous values; None for unset.
-    """
+    """The changes that `nanotf-init` made to the shell, as recorded in `NANOTF_ENV`."""
 
     options: Options
-    values: dict[str, str]
-    before: dict[str, str | None]
+    values: dict[str, str]  # the exported variables
+    before: dict[str, str | None]  # their previous values; None for unset
 
     def dump(self) -> str:
         """Returns the value of `NANOTF_ENV`: plain ASCII, whatever bytes the old values have."""

@@ -39,11 +39,10 @@ def expand_tasks(text: str | None, nodes: int) -> list[int]:
     """Expands SLURM_STEP_TASKS_PER_NODE, such as "4(x2),2".
 
     Args:
-        text: str or None, the variable; None, if it is not set, for one task on each node.
-        nodes: int, the number of nodes.
+        text: the variable; None, if it is not set, for one task on each node.
 
     Returns:
-        list of int, the number of tasks on each node.
+        The number of tasks on each node.
 
     Raises:
         ValueError: The variable has another form, or counts another number of nodes.

@@ -19,25 +19,15 @@ _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflo
 
 @dataclass(frozen=True)
 class TensorFlowBuild:
-    """An installed TensorFlow.
+    """An installed TensorFlow."""
 
-    Args:
-        packages: tuple of str, the installed packages that provide it, with their versions.
-        tensorflow: str, its version; empty if it cannot be imported.
-        keras: str, the package that `tf.keras` comes from, and its version.
-        backend: str, Keras's backend.
-        onednn: bool, whether its kernels use oneDNN in the present environment.
-        gpus: int, the number of GPUs that it sees.
-        error: str, why it cannot be imported; empty if it can.
-    """
-
-    packages: tuple[str, ...] = ()
-    tensorflow: str = ""
-    keras: str = ""
-    backend: str = ""
-    onednn: bool = False
-    gpus: int = 0
-    error: str = ""
+    packages: tuple[str, ...] = ()  # the installed packages that provide it, with their versions
+    tensorflow: str = ""  # its version; empty if it cannot be imported
+    keras: str = ""  # the package that `tf.keras` comes from, and its version
+    backend: str = ""  # Keras's
+    onednn: bool = False  # whether its kernels use oneDNN in the present environment
+    gpus: int = 0  # the number of GPUs that it sees
+    error: str = ""  # why it cannot be imported; empty if it can
 
 
 def installed_packages() -> tuple[str, ...]:
@@ -55,7 +45,7 @@ def read_build(environ: Mapping[str, str]) -> TensorFlowBuild:
     """Asks TensorFlow in a separate process. Takes some seconds.
 
     Args:
-        environ: mapping, the environment of that process.
+        environ: the environment of that process.
     """
     packages = installed_packages()
     try:

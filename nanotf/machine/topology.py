@@ -1,6 +1,6 @@
 """Plans: the cores of each worker on a machine.
 
-`plan` is a pure function of a described machine (see `nanotf.machine`): the same machine and the
+`plan` is a pure function of a described machine (see `cpus.Machine`): the same machine and the
 same arguments give the same plan, on this machine and in a test of one that we do not have.
 
 Rules for sharing cores out:
@@ -53,8 +53,8 @@ class Placement:
     Args:
         rank: int, 0..N-1.
         cores: tuple of int, logical CPUs, one per physical core, in ascending order.
-        numa_node: int or None, the node that all of them are on; None for several, or if the
-            worker is not pinned.
+        numa_node: int or None (default), the node that all of them are on; None for several, or if
+            the worker is not pinned.
         pin: bool, default True; False if the worker must not be pinned: the machine cannot, or
             a CPU quota grants a number of cores but not these.
     """
@@ -103,9 +103,6 @@ def check_num_processes(value: Any) -> int:
     Args:
         value: the user's argument.
 
-    Returns:
-        The value as an int.
-
     Raises:
         InvalidArgumentTypeError: It is not an integer (bool and float are not).
         InvalidArgumentError: It is below 1.
@@ -149,7 +146,7 @@ def plan(
         num_processes: int, the number of workers.
         cores_per_process: int or None, cores of each worker; None for equal shares of all,
             rounded down.
-        machine: `Machine` or None for this machine.
+        machine: `Machine` to plan for, default None: this machine, as `describe_machine` finds it.
         max_cores: int or None, the most cores to use in all. None means no cap for a described
             machine; for this machine the cap is the user's `OMP_NUM_THREADS`, or the number given
             to `nanotf-init --cores`.
@@ -177,6 +174,7 @@ def plan(
         max_cores = shell_state.cores_cap(os.environ) if max_cores is None else max_cores
     if max_cores is not None:
         max_cores = check_integer("max_cores", max_cores, "Pass the cores of all workers")
+    # Under a quota all containers see the same cores: only those that the user names are pinned.
     pin = machine.can_pin and (cores is not None or not machine.is_quota_limited())
     if cores is not None:
         pool, why = _named_cores(machine, cores, avoid), f"{len(cores)} cores were named"
@@ -236,6 +234,7 @@ def _share(
         return cores, wanted
     share = len(cores) // num_processes
     sizes = [len(group) for group in _by_node(cores).values()]
+    # The largest share with which no worker straddles nodes; see rule 3.
     whole = next(s for s in range(share, -1, -1) if s == 0 or _fit(sizes, s) >= num_processes)
     return cores, whole if whole >= (1 - MAX_SHARE_LOSS) * share else share
 

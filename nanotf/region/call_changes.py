@@ -18,7 +18,7 @@ from nanotf.region.regions import divide
 def calling_layers(stock: Any, _: Any) -> Any:
     """Makes `Layer.__call__` divide the outermost call; see `overrides`.
 
-    Calls inside `strategy.run()` are not divided: its replicas have their own rows.
+    Calls inside `tf.distribute.Strategy.run()` are not divided: its replicas have their own rows.
     """
 
     @functools.wraps(stock)
@@ -29,6 +29,7 @@ def calling_layers(stock: Any, _: Any) -> Any:
         if (
             not outermost
             or tf.distribute.has_strategy()
+            # In Keras 2 a metric is a layer.
             or isinstance(self, tf.keras.metrics.Metric)
         ):
             return stock(self, *args, **kwargs)
@@ -58,6 +59,7 @@ def calling_functions(stock: Any, _: Any) -> Any:
             if scope.exchange is not None and tf.executing_eagerly():
                 retracing.called(self, args, kwargs)
             return result
+        # As a part of its caller's code, which AutoGraph may be converting.
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)
@@ -99,6 +101,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if scope.exchange is None:
             return stock(self, *args, **kwargs)
+        # An argument of nanotf's methods, which Keras's do not take.
         if kwargs.pop("num_processes", None) not in (None, 1):
             raise NanoError(
                 "A worker cannot start workers of its own. Received: a call of "
@@ -117,7 +120,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
 
 
 def applying(stock: Any, strategy: Any) -> Any:
-    """Makes Keras 3's `apply`, in `strategy.run()`, reject variables made outside the strategy."""
+    """Makes Keras 3's `apply`, in a strategy's `run()`, reject variables made outside the strategy."""
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:

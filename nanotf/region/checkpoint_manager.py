@@ -20,8 +20,8 @@ class CheckpointManager:
         checkpoint: `tf.train.Checkpoint`.
         directory: str or path-like.
         max_to_keep: int or None, like all further arguments as in `tf.train.CheckpointManager`.
-        **options: `keep_checkpoint_every_n_hours`, `checkpoint_name`, `step_counter`,
-            `checkpoint_interval`, `init_fn`, `last_checkpoint_step`.
+        **options: keep_checkpoint_every_n_hours, checkpoint_name, step_counter,
+            checkpoint_interval, init_fn, last_checkpoint_step.
 
     Raises:
         ValueError: as raised by `tf.train.CheckpointManager`.
@@ -61,6 +61,7 @@ class CheckpointManager:
 
     def _look_again(self) -> None:
         """Picks up checkpoints that another process has written, such as rank 0 for the parent."""
+        # A worker's manager takes part in every save, see `once`.
         if context.current is not None:
             return
         state = require_tensorflow().train.get_checkpoint_state(self.directory)
@@ -89,7 +90,7 @@ class CheckpointManager:
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the last checkpoint on every worker, or calls `init_fn` if there is none.
+        """Restores the last checkpoint on every worker; calls the option init_fn if there is none.
 
         Returns:
             The restored path, or None.

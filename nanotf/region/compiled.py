@@ -19,7 +19,7 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Args:
         layer: the layer, in a graph.
-        stock: function, calls the layer.
+        stock: calls the layer.
         args, kwargs: its arguments.
     """
     leaves = tf.nest.flatten((args, kwargs))

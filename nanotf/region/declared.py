@@ -32,11 +32,10 @@ def check(
     """Compares a divided call with a whole one, if this call of the layer is one to compare.
 
     Args:
-        layer: the layer.
-        whole: function of the call's arguments, calls it on all rows.
-        divided: function of `args` and `kwargs`, calls it on each worker's rows.
+        whole: takes the call's arguments; calls the layer on all rows.
+        divided: takes `args` and `kwargs`; calls the layer on each worker's rows.
         args, kwargs: the call's arguments, of the whole batch.
-        differ: function that takes the layer, the name of a result, a bool tensor, whether it is
+        differ: takes the layer, the name of a result, a bool tensor, whether it is
             right, and one number of it on all rows and on each worker's; None to raise.
 
     Raises:
@@ -45,6 +44,7 @@ def check(
     assert_equal = functools.partial(_assert_equal, differ or _raise)
     if layer not in _calls:
         _calls[layer] = eager_context.made_outside(lambda: tf.Variable(0, dtype=tf.int64))
+    # A variable, so that a graph counts its runs and not its traces.
     number = _calls[layer].assign_add(1, read_value=True)
 
     def compare() -> Any:
@@ -62,6 +62,7 @@ def check(
                 assert_equal(layer, name, here, there)
         return True
 
+    # At powers of two.
     tf.cond(tf.equal(tf.bitwise.bitwise_and(number, number - 1), 0), compare, lambda: False)
 
 

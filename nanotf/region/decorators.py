@@ -100,8 +100,8 @@ class _Loss:
     """A loss made from a plain function of rows; see `nano_multiprocessing_loss`.
 
     Args:
-        function: callable, of targets and predictions.
-        options: mapping of str to object, arguments of `tf.function`; if empty, it is not used.
+        function: of targets and predictions.
+        options: arguments of `tf.function`; if empty, it is not used.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def _own_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
     each = 2 if tf.as_dtype(bound.arguments["dtype"]) == tf.float64 else 4
     row = tf.reduce_prod(tf.cast(rest, tf.int64))
     begin = tf.cast(division.start, tf.int64) * row
-    before = begin % each
+    before = begin % each  # numbers of the first count that belong to rows before
     count = tf.cast(division.length, tf.int64) * row
     bound.arguments["shape"] = (before + count)[None]
     _skipped = begin // each

@@ -24,6 +24,7 @@ def calling(stock: Any, _: Any) -> Any:
 
     @functools.wraps(stock)
     def __call__(self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+        # In a region, code has the worker's own rows already.
         if scope.exchange is None or scope.region is not None:
             return stock(self, y_true, y_pred, *args, **kwargs)
         with _replaced(self, "call", _by_rows(self, self.call)):

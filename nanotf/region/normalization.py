@@ -76,6 +76,7 @@ def fused_batch_norm(stock: Any, _: Any) -> Any:
         if not is_training or not _is_over_rows(x, axes):
             return stock(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)  # fmt: skip
         x = tf.convert_to_tensor(x)
+        # Like the kernel, whose statistics of 16-bit numbers are float32.
         wide = tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
         batch_mean, batch_variance = _of_batch(wide, axes, None)
         shape = [1] * x.shape.rank
@@ -108,7 +109,7 @@ def masked_moments(stock: Any, _: Any) -> Any:
         total, count = _totals(
             [tf.reduce_sum(v, axes, keepdims=True) for v in (inputs * counts, counts)]
         )
-        mean = total / (count + epsilon)
+        mean = total / (count + epsilon)  # Keras's formula
         squares = tf.square(inputs - mean) * counts
         (total,) = _totals([tf.reduce_sum(squares, axes, keepdims=True)])
         return tf.squeeze(mean), tf.squeeze(total / (count + epsilon))
@@ -123,7 +124,7 @@ def synchronized_moments(stock: Any, _: Any) -> Any:
     def compute(x: Any, axes: Any, keepdims: Any) -> Any:
         if not _is_over_rows(x, axes):
             return stock(x, axes, keepdims)
-        return tf.nn.moments(x, axes, keepdims=keepdims)
+        return tf.nn.moments(x, axes, keepdims=keepdims)  # see `moments`
 
     return compute
 
@@ -203,11 +204,12 @@ def _total_count(x: Any, axes: Any) -> Any:
     """Returns the number of values of the batch in a statistic, as a float64 scalar."""
     own = 1
     for axis in axes:
-        if axis:
+        if axis:  # the rows, along axis 0, are counted for all workers below
             own *= tf.shape(x)[axis] if x.shape[axis] is None else x.shape[axis]
     if scope.proof is not None:
         return scope.proof.exchange(tf.cast(own * x.shape[0], tf.float64))
     assert scope.region is not None
+    # `x` may have several rows for each row of the batch.
     per_row = tf.shape(x)[0] // scope.region.division.length
     return tf.cast(own * per_row * scope.region.division.n, tf.float64)
 

@@ -21,7 +21,7 @@ def install(strategy: Any) -> None:
     """Applies `TABLE` in a worker's process. A second call replaces the first one's overrides.
 
     Args:
-        strategy: `strategy.WorkerStrategy`.
+        strategy: the `strategy.WorkerStrategy` of this worker.
     """
     replacements.install(TABLE, strategy)
 

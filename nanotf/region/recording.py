@@ -35,8 +35,8 @@ def note_call(name: str, value: Any) -> None:
     """Records the numbers that a call returned.
 
     Args:
-        name: str, of the function; calls of one name are counted.
-        value: structure of objects; only numbers, arrays and tensors count.
+        name: of the function; calls of one name are counted.
+        value: a structure; only numbers, arrays and tensors count.
     """
     if not is_on():
         return
@@ -54,8 +54,8 @@ def note(where: str, values: Mapping[str, Any]) -> None:
     """Records numbers.
 
     Args:
-        where: str, the moment, for people.
-        values: mapping of str to object; others than numbers are left out.
+        where: the moment, for people.
+        values: by name; others than numbers are left out.
     """
     numbers = {name: found for name, value in values.items() if (found := summary(value))}
     write({"where": where, "values": numbers})
@@ -65,8 +65,8 @@ def note_layer(layer: str, what: str) -> Callable[..., None]:
     """Returns a function of a value on all rows and one on each worker's, to record both.
 
     Args:
-        layer: str, its name and class.
-        what: str, names the value, such as an output.
+        layer: its name and class.
+        what: names the value, such as an output.
     """
 
     def differ(whole: Any, divided: Any) -> None:

@@ -31,9 +31,9 @@ class Region:
     """One divided call.
 
     Args:
-        division: `Division` of the batch.
+        division: of the batch.
         layer: the layer that is called.
-        draws, statistics: sequences of bool, see `Verdict`.
+        draws, statistics: see `Verdict`.
 
     Attributes:
         graph: the graph that contains the call; None for an eager call.
@@ -59,6 +59,7 @@ class Region:
     def inside(self, tensor: Any) -> Any:
         """Returns a tensor as operations inside use it; one from outside enters by `spread`."""
         key = eager_context.key_of(tensor)
+        # Only a tensor that may get a gradient has to enter: `spread` sums the gradient.
         if key in self._inside or not tensor.dtype.is_floating:
             return tensor
         if not eager_context.may_have_gradient(tensor):
@@ -103,7 +104,7 @@ class Region:
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
             return self.division.take(leaf)
         whole = tf.convert_to_tensor(leaf)
-        if rows.rows_of(leaf) is not None:
+        if rows.rows_of(leaf) is not None:  # `whole` may be another object
             whole._nanotf_rows = rows.rows_of(leaf)
         if not self.division.has_rows(whole):
             return self.spread(whole) if whole.dtype.is_floating else whole
@@ -251,7 +252,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             declared.check(layer, whole, divided, args, kwargs, found)
         return divided(args, kwargs)
     if declaration == keras_names.BY_ROWS:
-        scope.wholes += 1
+        scope.wholes += 1  # layers around it run whole because of it, and need not warn
         why = "as nanotf.by_rows declares"
         ledger.note(layer, Part(layer.name, True, why, verdict.operations))
         trained = tuple(map(keras_names.tf_variable, layer.trainable_variables))
@@ -300,6 +301,7 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
         else:
             out = call(*args, **kwargs)
     region.leave_losses(before, verdict.losses)
+    # All workers began with one value; the batch's change is the sum, or the mean, of theirs.
     for variable, kind, value in held:
         combine = division.mean if kind == "mean" else division.sum
         variable.assign(value + combine(variable.read_value() - value))

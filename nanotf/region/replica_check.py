@@ -22,11 +22,7 @@ SAME = 1e-3  # relative; rounding may make equal numbers differ by less
 
 
 class ReplicaCheck:
-    """Compares the workers after the steps of one program.
-
-    Args:
-        exchange: `Exchange`.
-    """
+    """Compares the workers after the steps of one program."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -36,9 +32,9 @@ class ReplicaCheck:
         """Compares the workers after some of the steps; all workers call it after each step.
 
         Args:
-            step: str, its name.
+            step: its name.
             value: the step's result.
-            variables: sequence of `tf.Variable`, the variables to compare.
+            variables: the `tf.Variable`s to compare.
 
         Raises:
             DivergedError: The workers have different numbers.
@@ -52,7 +48,7 @@ class ReplicaCheck:
         """Compares the workers now.
 
         Args:
-            when: str, names the moment in the error.
+            when: names the moment in the error.
             value, variables: as in `look`.
         """
         numbers = [*_returned(value), *held(variables)]
@@ -83,8 +79,9 @@ def differ(ranks: Any) -> bool:
     """Returns True if numbers that should be equal are not.
 
     Args:
-        ranks: array (workers, numbers).
+        ranks: array of shape (workers, numbers).
     """
+    # NaN on all ranks is alike, though NaN is equal to nothing.
     limit = SAME * np.abs(ranks).max(axis=0) + 1e-30
     alike = (np.ptp(ranks, axis=0) <= limit) | ~np.isfinite(ranks).any(axis=0)
     return not bool(np.all(alike))

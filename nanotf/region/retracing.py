@@ -23,19 +23,13 @@ _RECORD = "_nanotf_traces"  # attribute of a `tf.function`
 
 @dataclasses.dataclass
 class _Traces:
-    """Traces of one function.
+    """Traces of one function."""
 
-    Args:
-        count: int, after the last call.
-        numbers: set of the Python numbers in calls that led to a trace.
-        shapes: set of the tensors' shapes in calls that led to a trace.
-        told: bool, whether the user knows.
-    """
-
-    count: int = 0
+    count: int = 0  # after the last call
+    # The Python numbers, and below the tensors' shapes, in calls that led to a trace.
     numbers: set[Any] = dataclasses.field(default_factory=set)
     shapes: set[Any] = dataclasses.field(default_factory=set)
-    told: bool = False
+    told: bool = False  # whether the user knows
 
 
 def called(function: Any, args: Any, kwargs: Any) -> None:

@@ -43,7 +43,7 @@ class Exchange(Protocol):
 
         Args:
             rows: tensor of at least one dimension; the first may differ between workers.
-            if_read: bool, whether a graph gathers them only if something reads the result.
+            if_read: whether a graph gathers them only if something reads the result.
         """
 
 
@@ -55,17 +55,11 @@ def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The own rows that a whole tensor was joined from.
-
-    Args:
-        division: `Division`.
-        own: tensor, the rows.
-        factor: int, the number of them per row of the batch.
-    """
+    """The own rows that a whole tensor was joined from."""
 
     division: Division
-    own: Any
-    factor: int = 1
+    own: Any  # a tensor
+    factor: int = 1  # the number of its rows per row of the batch
 
 
 def rows_of(value: Any) -> Rows | None:
@@ -79,7 +73,6 @@ class Division:
     A worker without rows computes a padding row, a copy of a row whose results are dropped.
 
     Args:
-        exchange: `Exchange`.
         n: int, or scalar int32 tensor where tracing does not know it.
 
     Attributes:
@@ -153,7 +146,7 @@ class Division:
         if rows is not None and rows.factor == 1 and self.agrees_with(rows.division):
             return rows.own
         if not whole.dtype.is_floating and not whole.dtype.is_complex:
-            return self.own(whole)
+            return self.own(whole)  # has no gradient
         if isinstance(whole, tf.RaggedTensor):
             values = spread(self.exchange, [whole.flat_values])[0]
             return self.own(whole.with_flat_values(values))
@@ -276,9 +269,8 @@ def add(exchange: Exchange, parts: Sequence[Any], of_whole: bool = False) -> lis
     """Sums tensors over workers; for sparse gradients, joins the rows of all.
 
     Args:
-        exchange: `Exchange`.
-        parts: sequence of tensors and `tf.IndexedSlices`.
-        of_whole: bool, whether the indices of the sparse gradients are equal on all workers.
+        parts: tensors and `tf.IndexedSlices`.
+        of_whole: whether the indices of the sparse gradients are equal on all workers.
     """
     parts = list(parts)
     sparse = [i for i, part in enumerate(parts) if isinstance(part, tf.IndexedSlices)]

@@ -33,7 +33,6 @@ def dividing(by: Exchange | None, noting: Any = None) -> Iterator[None]:
     """Divides outermost layer calls in this context; with None they are not divided.
 
     Args:
-        by: `Exchange` or None.
         noting: `ledger.Ledger` that registers the calls, default that of the context around this.
     """
     global exchange, ledger

@@ -42,17 +42,11 @@ _SMALLEST = 1024  # elements; below this the update takes no time
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """Divided variables, and their places in the call's state.
+    """Divided variables, and their places in the call's state."""
 
-    Args:
-        trainable: tuple of int, their places among the model's trainable variables.
-        places: tuple of int, their places in the call's state.
-        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for these
-            variables.
-    """
-
-    trainable: tuple[int, ...]
-    places: tuple[int, ...]
+    trainable: tuple[int, ...]  # their places among the model's trainable variables
+    places: tuple[int, ...]  # their places in the call's state
+    # Pairs of an attribute of the optimizer and the places of its slots for these variables.
     slots: tuple[tuple[str, tuple[int, ...]], ...]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
@@ -62,17 +56,11 @@ class Divided:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerShards:
-    """The variables of a divided update; each worker updates the others as a whole.
+    """The variables of a divided update; each worker updates the others as a whole."""
 
-    Args:
-        dense: `Divided`, the variables that are divided as one vector.
-        tables: `Divided`, the variables that are each divided by rows.
-        refresh: bool, whether anything besides the optimizer may change the variables.
-    """
-
-    dense: Divided
-    tables: Divided
-    refresh: bool
+    dense: Divided  # the variables that are divided as one vector
+    tables: Divided  # the variables that are each divided by rows
+    refresh: bool  # whether anything besides the optimizer may change the variables
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
@@ -80,7 +68,7 @@ class OptimizerShards:
 
         Args:
             model: a built and compiled model, its optimizer built.
-            variables: sequence of `tf.Variable`, the call's state.
+            variables: the `tf.Variable`s of the call's state.
         """
         optimizer = model.optimizer
         if not _is_known(type(optimizer)) or not keras_names.is_keras_own(type(model).train_step):
@@ -154,6 +142,7 @@ def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
         if {cls.__name__ for cls in type(layer).__mro__} & set(UNDIVIDED_LAYERS):
             whole |= ids
         elif keras_names.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
+            # A constraint, such as a largest norm, looks at the whole variable.
             constrained = any(getattr(v, "constraint", None) for v in variables)
             is_table = isinstance(layer, keras_names.embedding_class())
             (whole if constrained else tables if is_table else divisible).update(ids)
@@ -168,8 +157,7 @@ class ShardedUpdate:
     Args:
         strategy: `strategy.WorkerStrategy` with a group.
         optimizer: the model's optimizer. Another like it keeps the slots of the parts.
-        trainable: list of the model's trainable variables.
-        shards: `OptimizerShards`.
+        trainable: the model's trainable variables.
 
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
@@ -231,10 +219,9 @@ class ShardedUpdate:
         """Makes one step; called in replica context, where Keras would apply the gradients.
 
         Args:
-            update: callable of a list of summed gradients and a list of variables; updates the
-                variables.
-            gradients: list of tensors, `tf.IndexedSlices` or None.
-            trainable: list of the model's trainable variables.
+            update: takes a list of summed gradients and a list of variables; updates the variables.
+            gradients: tensors, `tf.IndexedSlices` or None, in the order of `trainable`.
+            trainable: the model's trainable variables.
         """
         tf = require_tensorflow()
         variables = [keras_names.tf_variable(v) for v in self.shards.dense.of(trainable)]
@@ -242,7 +229,7 @@ class ShardedUpdate:
         found = self.shards.dense.of(gradients)
         parts = [self._own_part(g, v) for g, v in zip(found, variables, strict=True)]
         part = keras_names.tf_variable(self.part)
-        if self.shards.refresh:
+        if self.shards.refresh:  # others may have changed the variables since the last step
             part.assign(self._part_of(variables))
             for own, table in zip(self._tables, tables, strict=True):
                 own.take(table)
@@ -354,7 +341,6 @@ def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int,
 
     Args:
         bounds: the part's first element and the element after its last.
-        shapes: sequence of shapes.
 
     Returns:
         A list of tuples: index of the array, its first element in the part, the element after

@@ -87,9 +87,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
 
     Args:
-        rank: int, this worker's rank.
-        size: int, number of workers.
-        cluster: sequence of str, `host:port` by rank, for transport "grpc". This rank's port must
+        size: number of workers.
+        cluster: `host:port` by rank, for transport "grpc". This rank's port must
             be free; TensorFlow's server binds it on all interfaces.
         group: `collectives.Group` attached to this rank, for transport "shm".
 
@@ -99,7 +98,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         PortTaken: Another process has taken this rank's port.
 
     Attributes:
-        tally: `collectives.Tally` of TensorFlow's own collectives; None with transport "shm".
+        tally: the `Tally` of TensorFlow's own collectives; None with transport "shm".
     """
 
     tally: Tally | None = None
@@ -158,8 +157,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
         Args:
             rows: tensor of at least one dimension; the first may differ between workers.
-            if_read: bool, whether a graph gathers them only if something reads the result. Over
-                gRPC it always does.
+            if_read: whether a graph gathers them only if something reads the result. Over gRPC it
+                always does.
         """
         _check_not_compiled()
         if rows.dtype == tf.string:
@@ -172,6 +171,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 self._gather = tf.function(self.gather_rows, reduce_retracing=True)
             with eager_context.unrecorded():
                 return self._gather(rows)
+        # TensorFlow's collectives take no bool.
         wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
 

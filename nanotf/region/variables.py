@@ -39,10 +39,9 @@ def used_by_rows(
     """Makes code in this context use variables for its own rows.
 
     Args:
-        exchange: `Exchange`.
         layer: the layer whose code it is.
-        variables: sequence of plain `tf.Variable`, all that the code reads and may train.
-        positions: sequence of those of which all workers look up the same rows.
+        variables: plain `tf.Variable`s, all that the code reads and may train.
+        positions: those of which all workers look up the same rows.
 
     Raises:
         ModelError: The code has read another variable.
@@ -52,6 +51,7 @@ def used_by_rows(
     with variable_handles.in_function():
         copies: list[Any] = [None] * len(before)
         alike = {id(v) for v in positions}
+        # One `spread` for each kind: it treats the indices of all its sparse gradients alike.
         for of_whole in (False, True):
             places = [i for i, v in enumerate(variables) if (id(v) in alike) is of_whole]
             made = rows.spread(exchange, [before[i] for i in places], of_whole) if places else []

@@ -1,5 +1,5 @@
 """Proves from its graph that a layer's rows are apart, so that workers may divide its call.
 
-`verdicts` asks `traces` for the graph of a call and its gradient; `reader` gives each tensor in it
-a state by the `rules` of operations; `states` defines these.
+`verdicts` asks `traces` for the graph of a call and its gradient; `graph_reader` gives each tensor
+in it a state by the `rules` of operations; `states` defines the states.
 """

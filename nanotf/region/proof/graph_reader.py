@@ -41,10 +41,10 @@ class Reader:
     """The states of a graph's tensors.
 
     Args:
-        rows: int, the number of rows that the graph was traced with: a prime.
-        twins: mapping of `id` of a tensor to the tensor in its place in another trace, with another
+        rows: the number of rows that the graph was traced with: a prime.
+        twins: by `id` of a tensor, the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
-        other_rows: int, that number.
+        other_rows: the number of rows of that other trace.
 
     Attributes:
         states: dict of `id` of a tensor to its `TensorState`.
@@ -341,7 +341,7 @@ class Reader:
             ]
             if merged == states and self.changes == changes:
                 break
-            del self.failures[failures:]
+            del self.failures[failures:]  # the body is read again, with other states
             states = merged
         else:
             raise Coupled("is a loop whose values do not settle")
@@ -367,7 +367,7 @@ class Reader:
             self._change(key, _SUM)
             return
         if value.kind == WHOLE and not value.power:
-            if kind == "AssignVariableOp":
+            if kind == "AssignVariableOp":  # it replaces what rows have changed
                 self.changes.pop(key, None)
             return
         if kind == "AssignVariableOp":

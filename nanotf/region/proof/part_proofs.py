@@ -24,17 +24,12 @@ _MOST_NESTED = 6
 
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
-    """The outputs of layers that are alike, and divided.
+    """The outputs of layers that are alike, and divided."""
 
-    Args:
-        structure: structure of them.
-        leaves: tuple of `Argument`.
-        draws, statistics, operations: see `verdicts.Verdict`. It has variables, too, which must not
-            stay in memory longer than their layer.
-    """
-
-    structure: Any
+    structure: Any  # the structure that they are leaves of
     leaves: tuple[Argument, ...]
+    # See `verdicts.Verdict`, which is not kept itself: it has variables, which must not stay in
+    # memory longer than their layer.
     draws: tuple[bool, ...]
     statistics: tuple[bool, ...]
     operations: float
@@ -48,7 +43,6 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
 
     Args:
         tracing: `Tracing` of the call around it.
-        layer: the layer.
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
@@ -94,7 +88,7 @@ def _described(tracing: Tracing, leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, str)):
         return leaf
     if leaf is None:
-        return "None"
+        return "None"  # None itself says that nothing is known of a leaf
     if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
         return None
     return Argument.of(leaf, tracing.rows)
@@ -163,7 +157,7 @@ def _likeness(value: Any, depth: int = 0) -> Any:
     parts: list[Any] = [type(value).__module__, type(value).__qualname__]
     for key, each in attributes.items():
         if isinstance(each, str) and name and name in each:
-            continue
+            continue  # layers that are alike still have names of their own
         parts += [key, _likeness(each, depth + 1)]
     return _all("object", parts)
 

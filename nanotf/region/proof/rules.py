@@ -1,8 +1,8 @@
 """The rule of each operation: the states of its results by those of its inputs.
 
-A rule need not say where the rows of a result lie. `reader.Reader` finds the one axis whose length
-is a multiple of the number of rows, a prime that no other length is a multiple of. A result that
-should have rows, but has no such axis, or two, is unknown. So a rule only has to exclude what
+A rule need not say where the rows of a result lie. `graph_reader.Reader` finds the one axis whose
+length is a multiple of the number of rows, a prime that no other length is a multiple of. A result
+that should have rows, but has no such axis, or two, is unknown. So a rule only has to exclude what
 shapes cannot show: rows in another order, and rows that meet each other along their own axis.
 
 An operation without a rule has no known result: the layer runs whole, which is always right.

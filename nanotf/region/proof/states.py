@@ -36,24 +36,17 @@ Power = Fraction | None
 
 @dataclasses.dataclass(frozen=True)
 class TensorState:
-    """The state of a tensor.
+    """The state of a tensor."""
 
-    Args:
-        kind: str, one of the constants above.
-        power: see above; None for zeros.
-        axis: int, of `ROWS`, along which they lie.
-        each: int, of `ROWS`, how many lie there for each row of the batch; 0 if shapes tell.
-        strided: bool, of `ROWS`, whether those of one row of the batch lie apart, as after
-            a transposition, and not side by side.
-        of: the `TensorState` of a list's elements; the key of a handle, also of the variable that is
-            `CHANGED`; of `UNKNOWN` the `Reason`.
-    """
-
-    kind: str
-    power: Power = Fraction(0)
-    axis: int = 0
-    each: int = 1
+    kind: str  # one of the constants above
+    power: Power = Fraction(0)  # see above; None for zeros
+    axis: int = 0  # of `ROWS`, along which they lie
+    each: int = 1  # of `ROWS`, how many lie there for each row of the batch; 0 if shapes tell
+    # Of `ROWS`, whether those of one row of the batch lie apart, as after a transposition, and not
+    # side by side.
     strided: bool = False
+    # The `TensorState` of a list's elements; the key of a handle, also of the variable that is
+    # `CHANGED`; of `UNKNOWN` the `Reason`.
     of: Any = None
 
     @property
@@ -71,15 +64,10 @@ class TensorState:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """The reason of an unknown state.
+    """The reason of an unknown state."""
 
-    Args:
-        operation: the `tf.Operation`.
-        text: str, a phrase such as "works along the rows".
-    """
-
-    operation: Any
-    text: str
+    operation: Any  # the `tf.Operation`
+    text: str  # a phrase such as "works along the rows"
 
 
 EQUAL = TensorState(WHOLE)  # equal on all workers

@@ -30,22 +30,14 @@ LENGTH = 13  # of other axes of unknown length, also a prime
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A leaf of a call's arguments that a trace replaces.
+    """A leaf of a call's arguments that a trace replaces."""
 
-    Args:
-        shape: tuple of int or None, its shape without rows.
-        dtype: `tf.DType`.
-        has_rows: bool.
-        mask: tuple of int or None, the shape without rows of the mask that Keras has put on it;
-            None if there is none.
-        activation: a `keras_names.Activation`: the operation behind it, which losses look for;
-            None if there is none that they do.
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: Any
+    shape: tuple[int | None, ...]  # its shape without rows
+    dtype: Any  # `tf.DType`
     has_rows: bool
+    # The shape without rows of the mask that Keras has put on it; None if there is none.
     mask: tuple[int | None, ...] | None = None
+    # The operation behind it, which losses look for; None if there is none that they do.
     activation: keras_names.Activation | None = None
 
     @classmethod
@@ -86,8 +78,7 @@ class Tracing:
     """A trace while it is made: `scope.proof`. The code of a region's operators tells it of states.
 
     Args:
-        rows: int, the number of rows.
-        repeated: list or None, the `decisions` of another trace, which this one repeats.
+        repeated: the `decisions` of another trace, which this one repeats; None to decide anew.
 
     Attributes:
         decisions: list, what code outside the graph has decided by the number of rows, in order.
@@ -103,7 +94,7 @@ class Tracing:
         self.statistics: list[bool] = []  # per statistics, whether they are over rows
         self.parts: list[ProvedCall] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
-        self._keep: list[Any] = []
+        self._keep: list[Any] = []  # tensors whose ids are keys: no other may get such an id
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Returns a decision, that of the repeated trace if there is one."""
@@ -167,40 +158,26 @@ class Tracing:
 
 @dataclasses.dataclass
 class ProvedCall:
-    """A call of a layer that is proved by itself.
+    """A call of a layer that is proved by itself."""
 
-    Args:
-        inputs: list of pairs of a tensor and the `Argument` that its proof is about.
-        outputs: list of placeholders for its outputs, with rows.
-        handles: list of the handles of its trainable variables, which it reads for rows.
-        operations: float, its floating-point operations for one row.
-    """
-
+    # Pairs of a tensor and the `Argument` that its proof is about.
     inputs: list[tuple[Any, Argument]]
-    outputs: list[Any]
-    handles: list[Any]
-    operations: float
+    outputs: list[Any]  # placeholders for its outputs, with rows
+    handles: list[Any]  # the handles of its trainable variables, which it reads for rows
+    operations: float  # its floating-point operations for one row
 
 
 @dataclasses.dataclass
 class Trace:
-    """The graph of a call.
-
-    Args:
-        tracing: `Tracing`.
-        graph: the graph, with the gradient if `differentiate` was called.
-        inputs: list of pairs of a placeholder and its `Argument`.
-        outputs: list of tensors: those that the call returned, then those left in attributes.
-        notes: dict of tensors, see `verdicts.noting`.
-        losses: list of tensors, given to `add_loss`.
-    """
+    """The graph of a call."""
 
     tracing: Tracing
-    graph: Any
-    inputs: list[tuple[Any, Argument]]
+    graph: Any  # the graph, with the gradient if `differentiate` was called
+    inputs: list[tuple[Any, Argument]]  # pairs of a placeholder and its `Argument`
+    # Tensors: those that the call returned, then those left in attributes.
     outputs: list[Any]
-    notes: Any
-    losses: list[Any]
+    notes: Any  # dict of tensors, see `verdicts.noting`
+    losses: list[Any]  # tensors, given to `add_loss`
 
     def operations(self) -> float:
         """Returns the floating-point operations for one row, with those of proved calls."""
@@ -220,12 +197,11 @@ def trace(
     """Traces a call.
 
     Args:
-        call: function; returns its outputs and a dict of notes.
-        losses_of: function, returns the lists that `add_loss` fills.
-        like: structure of the arguments, a pair of a tuple and a dict.
-        leaves: sequence, the arguments' leaves; `Argument` for each that is replaced.
-        rows: int, the number of rows.
-        length: int, the length of other axes of unknown length; None leaves them unknown.
+        call: returns its outputs and a dict of notes.
+        losses_of: returns the lists that `add_loss` fills.
+        like: the structure of the arguments, a pair of a tuple and a dict.
+        leaves: the arguments' leaves; `Argument` for each that is replaced.
+        length: of other axes of unknown length; None leaves them unknown.
         repeated: see `Tracing`.
 
     Raises:
@@ -233,6 +209,7 @@ def trace(
     """
     graph, tracing = graphs.new_graph("proof"), Tracing(rows, repeated)
     inputs: list[tuple[Any, Argument]] = []
+    # The user's code runs once more for a proof, and must not print once more.
     with graph.as_default(), scope.proving(tracing), contextlib.redirect_stdout(io.StringIO()):
         made = []
         for leaf in leaves:
@@ -292,15 +269,11 @@ def twins(one: Trace, other: Trace) -> dict[int, Any]:
 
 @dataclasses.dataclass
 class Gradients:
-    """Gradients of a call.
+    """Gradients of a call."""
 
-    Args:
-        inputs: list of tensors or None, with respect to `Trace.inputs`, then to the outputs of
-            `Tracing.parts`.
-        captured: list of pairs of a tensor from outside the call and the gradient.
-    """
-
+    # Tensors or None, with respect to `Trace.inputs`, then to the outputs of `Tracing.parts`.
     inputs: list[Any]
+    # Pairs of a tensor from outside the call and the gradient.
     captured: list[tuple[Any, Any]]
 
 
@@ -308,8 +281,7 @@ def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
     """Adds the gradient of a call to its graph.
 
     Args:
-        traced: `Trace`.
-        states: sequence of `TensorState`, of its outputs and losses.
+        states: of its outputs and losses.
     """
     results = [*traced.outputs, *traced.losses]
     chosen, upstream = [], []

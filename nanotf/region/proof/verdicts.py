@@ -31,51 +31,37 @@ from nanotf.region.rows import Division, rows_of
 
 @dataclasses.dataclass(frozen=True)
 class Along:
-    """The place of an output's rows that are not along its first axis, as in stacked states.
+    """The place of an output's rows that are not along its first axis, as in stacked states."""
 
-    Args:
-        axis: int, at least 1.
-    """
-
-    axis: int
+    axis: int  # at least 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The findings of a proof: if a call may be divided, and how.
+    """The findings of a proof: if a call may be divided, and how."""
 
-    Args:
-        whole: str, why the call cannot be divided; empty if it can.
-        factors: tuple, per output the number of its rows per row of the batch, `Along` another
-            axis, "mean", "sum", or None for a value equal on all workers. None in place of the tuple:
-            1 for each, as the user declares.
-        losses: tuple, the same for each value that the layer gives to `add_loss`.
-        draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
-            rows.
-        statistics: tuple of bool, one per statistics that normalize values, in order, whether they
-            are over rows.
-        variables: tuple of the trainable `tf.Variable`s that the call reads.
-        positions: tuple of plain variables of which all workers look up the same rows, such as
-            the positions of a sequence.
-        assigned: tuple of pairs of a `tf.Variable` that the call assigns and the kind of its
-            change, "mean" or "sum" over rows. Omits variables whose change is equal for any rows.
-        reads_behind: bool, whether it uses tensors that are not arguments.
-        leaves_notes: bool, whether it leaves tensors in attributes, see `noting`. Then `factors`
-            has their factors after those of the outputs.
-        operations: float or None, see `wire.parts.Part`; here with those of all parts inside.
-    """
-
-    whole: str = ""
+    whole: str = ""  # why the call cannot be divided; empty if it can
+    # Per output the number of its rows per row of the batch, `Along` another axis, "mean", "sum",
+    # or None for a value equal on all workers. None in place of the tuple: 1 for each, as the user
+    # declares.
     factors: tuple[Any, ...] | None = ()
-    losses: tuple[Any, ...] = ()
+    losses: tuple[Any, ...] = ()  # the same for each value that the layer gives to `add_loss`
+    # One per draw of random numbers in the call, in order, whether it has rows.
     draws: tuple[bool, ...] = ()
+    # One per statistics that normalize values, in order, whether they are over rows.
     statistics: tuple[bool, ...] = ()
-    variables: tuple[Any, ...] = ()
+    variables: tuple[Any, ...] = ()  # the trainable `tf.Variable`s that the call reads
+    # Plain variables of which all workers look up the same rows, such as the positions of a
+    # sequence.
     positions: tuple[Any, ...] = ()
+    # Pairs of a `tf.Variable` that the call assigns and the kind of its change, "mean" or "sum"
+    # over rows. Omits variables whose change is equal for any rows.
     assigned: tuple[tuple[Any, str], ...] = ()
-    reads_behind: bool = False
+    reads_behind: bool = False  # whether it uses tensors that are not arguments
+    # Whether it leaves tensors in attributes, see `noting`. Then `factors` has their factors after
+    # those of the outputs.
     leaves_notes: bool = False
-    operations: float | None = None
+    operations: float | None = None  # see `wire.parts.Part`; here with those of all parts inside
 
 
 def users_layers(layer: Any) -> list[Any]:
@@ -108,22 +94,16 @@ def noting(layer: Any, stock: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The call to prove: a layer's, or a function's of a loss or metric.
+    """The call to prove: a layer's, or a function's of a loss or metric."""
 
-    Args:
-        owner: the layer, loss or metric.
-        call: function; returns its outputs and a dict of notes.
-        name: str, for messages.
-        variables: function, returns the variables that it may use.
-        lists_of_losses: function, returns the lists that `add_loss` fills.
-        layers: sequence of layers with user classes, whose attributes the call may change.
-    """
-
-    owner: Any
-    call: Callable[..., Any]
-    name: str
+    owner: Any  # the layer, loss or metric
+    call: Callable[..., Any]  # returns its outputs and a dict of notes
+    name: str  # for messages
+    # Returns the variables that it may use.
     variables: Callable[[], Sequence[Any]] = tuple
+    # Returns the lists that `add_loss` fills.
     lists_of_losses: Callable[[], list[list[Any]]] = list
+    # Layers with user classes, whose attributes the call may change.
     layers: Sequence[Any] = ()
 
 
@@ -158,10 +138,9 @@ def verdict_of(
     share one until a number or text in an attribute of the user's changes.
 
     Args:
-        subject: `Subject`.
         args, kwargs: the call's arguments.
-        division: `Division` of the batch.
-        is_data: callable, whether a leaf may have rows.
+        division: of the batch.
+        is_data: whether a leaf may have rows.
     """
     leaves = [_argument(leaf, division, is_data) for leaf in tf.nest.flatten((args, kwargs))]
     known_lengths = division.lengths
@@ -251,10 +230,9 @@ def prove(
     """Traces a call and its gradient, and judges them.
 
     Args:
-        subject: `Subject`.
-        leaves: sequence, the arguments' leaves; `traces.Argument` for each that a trace replaces.
-        like: structure of the arguments, a pair of a tuple and a dict.
-        lengths_here: sequence of int, the numbers of rows that the call is traced with, if known.
+        leaves: the arguments' leaves; `traces.Argument` for each that a trace replaces.
+        like: the structure of the arguments, a pair of a tuple and a dict.
+        lengths_here: the numbers of rows that the call is traced with, if known.
     """
     operations = None
     try:
@@ -272,6 +250,7 @@ def prove(
     except Coupled as coupled:
         return Verdict(str(coupled), operations=operations)
     except Exception as error:
+        # The user's code may raise anything for other lengths. To run whole is always right.
         logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
         line = graphs.line_that_raised(error)
         place = f" in {line[0]}, line {line[1]}" if line else ""
