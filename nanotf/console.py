@@ -32,7 +32,7 @@ def say(text: object, file: TextIO | None = None) -> None:
     """Prints a text.
 
     Args:
-        text: object, printed as its `str`.
+        text: printed as its `str`.
         file: text file, default the current `sys.stdout`.
     """
     print(prefixed(str(text)), file=file or sys.stdout, flush=True)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `nanotf`.
 
     Args:
-        arguments: sequence of str, default `sys.argv[1:]`.
+        arguments: default `sys.argv[1:]`.
 
     Returns:
         The exit code.

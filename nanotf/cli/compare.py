@@ -30,54 +30,34 @@ ROUNDING = {"float64": 1e-8, "float32": 1e-3}
 
 @dataclasses.dataclass(frozen=True)
 class FirstDifference:
-    """The first moment at which two runs differ.
+    """The first moment at which two runs differ."""
 
-    Args:
-        where: str, the moment.
-        what: str, the number that differs most.
-        one, other: list of float, its summaries; see `recording.summary`.
-        gap: float, the relative difference.
-    """
-
-    where: str
-    what: str
+    where: str  # the moment
+    what: str  # the number that differs most
+    # `one`, `other`: its summaries; see `recording.summary`
     one: list[float]
     other: list[float]
-    gap: float
+    gap: float  # the relative difference
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptRun:
-    """One run of the script.
+    """One run of the script."""
 
-    Args:
-        lines: list of dict, what it has recorded.
-        failure: str, how it failed; empty if it did not.
-    """
-
-    lines: list[dict[str, Any]]
-    failure: str
+    lines: list[dict[str, Any]]  # what it has recorded
+    failure: str  # how it failed; empty if it did not
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Runs a script several times.
+    """Runs a script several times."""
 
-    Args:
-        script: str, a path, or a module's name.
-        arguments: tuple of str, the script's.
-        number: int, of workers.
-        steps: int, of each `fit`.
-        is_module: bool.
-        folder: path, for the records.
-    """
-
-    script: str
-    arguments: tuple[str, ...]
-    number: int
-    steps: int
+    script: str  # a path, or a module's name
+    arguments: tuple[str, ...]  # the script's
+    number: int  # of workers
+    steps: int  # of each `fit`
     is_module: bool
-    folder: str
+    folder: str  # path, for the records
 
     def run(self, number: int, dtype: str, **variables: str) -> ScriptRun:
         """Runs the script with a number of processes in a dtype."""
@@ -156,7 +136,7 @@ def first_part(
 
     Args:
         one, other: sequences of lines, see `recording.note`.
-        rounding: float, relative.
+        rounding: relative.
     """
     from nanotf.region import recording
 

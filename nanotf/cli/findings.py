@@ -32,27 +32,20 @@ _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that could be better.
+    """Something that could be better."""
 
-    Args:
-        severity: str, one of `SEVERITIES`.
-        text: str, the problem.
-        fix: str, how to fix it.
-    """
-
-    severity: str
-    text: str
-    fix: str
+    severity: str  # one of `SEVERITIES`
+    text: str  # the problem
+    fix: str  # how to fix it
 
 
 def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
     """Finds problems, most important first.
 
     Args:
-        facts: `Facts`.
-        chosen: `Plan`, the cores of the workers to examine.
-        testing: bool, default False, whether a test of two workers was requested. It needs two
-            cores, so having one core is an error then.
+        chosen: the cores of the workers to examine.
+        testing: default False, whether a test of two workers was requested. It needs two cores, so
+            having one core is an error then.
     """
     found = [
         *_of_tensorflow(facts.build, facts.system),

@@ -31,11 +31,7 @@ _code = 1  # of the script, for the other hosts; 1 until it has ended by itself
 
 
 class First:
-    """The first of several hosts, while its script runs.
-
-    Args:
-        hosts: `Hosts`.
-    """
+    """The first of several hosts, while its script runs."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -63,9 +59,9 @@ def enter(
     """Finds the hosts of a run, and joins them.
 
     Args:
-        flag: str, the value of `--hosts`, or None to look at the environment.
-        workers: int, "auto" or None, the workers of a host if its source gives no number.
-        environ: mapping, environment variables.
+        flag: the value of `--hosts`, or None to look at the environment.
+        workers: "auto" or None, the workers of a host if its source gives no number.
+        environ: environment variables.
         check: callable that raises if the script cannot run; called where it is to run.
 
     Returns:

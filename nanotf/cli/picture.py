@@ -38,8 +38,7 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
     """Draws a machine.
 
     Args:
-        machine: `Machine`.
-        plan: `Plan` or None; each worker's cores are shown as its rank.
+        plan: each worker's cores are shown as its rank.
 
     Returns:
         str of several lines: a box for each NUMA node, a character for each physical core, and a

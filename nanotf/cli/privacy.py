@@ -64,7 +64,7 @@ def redacted(value: Any, homes: Sequence[str]) -> Any:
 
     Args:
         value: any plain value.
-        homes: sequence of str, the paths of the home directory.
+        homes: the paths of the home directory.
     """
     if isinstance(value, dict):
         return {key: redacted(item, homes) for key, item in value.items()}

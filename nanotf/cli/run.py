@@ -36,29 +36,20 @@ CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
 @dataclass(frozen=True)
 class Script:
-    """A script to run.
+    """A script to run."""
 
-    Args:
-        name: str, a path or a module's name, as the user wrote it.
-        arguments: tuple of str, its command-line arguments.
-        num_processes: int, "auto" or None, the default of each `fit`; None keeps a `fit` without
-            `num_processes` in one process.
-        precision, sparse: str and bool, as in `patch_tensorflow`.
-        tune: tuple of str, the default of `tune` of each `fit`.
-        smp: bool, the flag `--smp`: `num_processes` counts ranks.
-        is_module: bool, whether `name` is a module or a package.
-        hosts: str or None, the flag `--hosts`.
-    """
-
-    name: str
-    arguments: tuple[str, ...] = ()
+    name: str  # a path or a module's name, as the user wrote it
+    arguments: tuple[str, ...] = ()  # its command-line arguments
+    # "auto" or None, the default of each `fit`; None keeps a `fit` without `num_processes` in one
+    # process
     num_processes: int | str | None = None
+    # `precision`, `sparse`: str and bool, as in `patch_tensorflow`
     precision: str = "float32"
     sparse: bool = False
-    is_module: bool = False
-    hosts: str | None = None
-    tune: tuple[str, ...] = ()
-    smp: bool = False
+    is_module: bool = False  # whether `name` is a module or a package
+    hosts: str | None = None  # the flag `--hosts`
+    tune: tuple[str, ...] = ()  # the default of `tune` of each `fit`
+    smp: bool = False  # the flag `--smp`: `num_processes` counts ranks
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
@@ -201,7 +192,7 @@ class _LateVariables:
     """Variables of TensorFlow and Keras that a script sets too late. Created before it begins.
 
     Args:
-        script: str, its name, for people.
+        script: its name, for people.
     """
 
     def __init__(self, script: str) -> None:

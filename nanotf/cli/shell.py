@@ -28,11 +28,9 @@ def init_code(
     """Returns the lines that export the best known configuration.
 
     Args:
-        machine: `Machine`.
-        environ: mapping, the shell's environment.
-        options: `Options`.
-        installed: `Installed`, or None to look.
-        quiet: bool, default False; True prints no table.
+        environ: the shell's environment.
+        installed: or None to look.
+        quiet: default False; True prints no table.
 
     Returns:
         The lines, and the `Environment` that they create.

@@ -172,9 +172,8 @@ def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
     """Says how a job has ended. Returns the exit code of the command.
 
     Args:
-        job: `JobFolder`.
         state: its final `State`.
-        logs: bool, whether the terminal shows the job's log, which is not repeated then.
+        logs: whether the terminal shows the job's log, which is not repeated then.
     """
     if state.status == record.COMPLETED:
         model = follow.model_data(job)

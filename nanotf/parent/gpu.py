@@ -30,9 +30,9 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 
     Args:
         model: a Keras model.
-        method: str, the method's name.
-        given: mapping of str to object, the arguments that it was given.
-        num_processes: int, the user's argument; only reported.
+        method: the method's name.
+        given: the arguments that it was given.
+        num_processes: the user's argument; only reported.
 
     Returns:
         The result of Keras's method.
@@ -55,9 +55,9 @@ def fit(
 
     Args:
         call: `model_call.ModelCall`, of a compiled and built Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        num_processes: int, the user's argument; only reported.
-        names: list of str, the devices.
+        given: the arguments of Keras's `fit` that were given.
+        num_processes: the user's argument; only reported.
+        names: the devices.
 
     Returns:
         The `keras.callbacks.History` of the user's model.

@@ -26,9 +26,8 @@ class ModelCall(calls.Call):
 
     Args:
         model: a Keras model.
-        arguments: `FitArguments`.
-        size: int, number of workers.
-        sharding: str, where datasets are read, see `FitData`.
+        size: number of workers.
+        sharding: where datasets are read, see `FitData`.
 
     Attributes:
         callbacks: `ParentCallbacks`, set by `begin`.

@@ -16,7 +16,7 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     Args:
         keras_fit: the model's `fit` of Keras.
         args, kwargs: the arguments of the call.
-        hint: str, the end of the report's text.
+        hint: the end of the report's text.
 
     Returns:
         A `keras.callbacks.History`.

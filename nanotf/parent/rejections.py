@@ -28,7 +28,7 @@ def refuse_data(model: Any, specs: Any, method: str) -> None:
     Args:
         model: a model, compiled unless it is for "predict".
         specs: nested structure of `tf.TensorSpec` or None, of one batch.
-        method: str, "fit", "evaluate" or "predict".
+        method: "fit", "evaluate" or "predict".
     """
     if _look_wrong(model, specs, method):
         trace_step(model, specs, method)
@@ -65,8 +65,8 @@ def refuse_weights(model: Any, specs: Any, method: str) -> None:
     has, since a worker's part may have as many rows as weights per row.
 
     Args:
-        model, specs, method: as in `refuse_data`. The model is built, and the specs have the
-            rows that Keras knows.
+        model, specs, method: as in `refuse_data`. The model is built, and the specs have the rows
+            that Keras knows.
     """
     tf = require_tensorflow()
     shapes = [spec.shape for spec in tf.nest.flatten(specs) if spec is not None]
@@ -112,8 +112,8 @@ def trace_step(
 
     Args:
         model, specs, method: as in `refuse_data`.
-        shapes: sequence of tuple of int, of the arrays of a batch, flattened: the step also runs,
-            on zeros of these shapes. None for no batch.
+        shapes: of the arrays of a batch, flattened: the step also runs, on zeros of these shapes.
+            None for no batch.
     """
     tf = require_tensorflow()
     name = f"{STEPS[method]}_function"

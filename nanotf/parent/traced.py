@@ -24,26 +24,19 @@ _TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Tra
 
 @dataclasses.dataclass
 class TracedModel:
-    """A model as it was when a step function was traced for batches of one kind.
+    """A model as it was when a step function was traced for batches of one kind."""
 
-    Args:
-        heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
-        numbered: list of the objects that are sent by number.
-        trainable: list of the variables that were trained.
-        number: int, another one for each set of Keras's functions. Random operations in them count
-            what they have drawn, so workers reuse the functions of one set only. 0 if steps run
-            eagerly.
-        runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
-        attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
-        summaries: dict of str to `summary_state.WriterState`, those that its steps write with.
-    """
-
-    heap: bytes
-    numbered: list[Any]
-    trainable: list[Any]
+    heap: bytes  # the model, pickled by `shipping.objects.heap.dump_model`
+    numbered: list[Any]  # list of the objects that are sent by number
+    trainable: list[Any]  # list of the variables that were trained
+    # Another one for each set of Keras's functions. Random operations in them count what they have
+    # drawn, so workers reuse the functions of one set only. 0 if steps run eagerly.
     number: int = 0
+    # Whether the steps run Python code (`tf.py_function`), None if unknown
     runs_python: bool | None = None
+    # See `keras_names.plain_attributes`, those after `on_train_begin`, once known
     attributes: tuple[dict[str, Any], ...] | None = None
+    # Dict of str to `summary_state.WriterState`, those that its steps write with
     summaries: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def holds_for(self, now: TracedModel) -> bool:

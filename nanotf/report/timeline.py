@@ -118,18 +118,12 @@ def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice of a track, in nanoseconds.
-
-    Args:
-        name: str.
-        began, ended: int.
-        numbers: dict of str to float, shown with it.
-    """
+    """A slice of a track, in nanoseconds."""
 
     name: str
     began: int
     ended: int
-    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)  # shown with it
 
 
 def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:

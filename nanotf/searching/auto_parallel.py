@@ -34,15 +34,10 @@ class _Measured(Exception):
 
 @dataclasses.dataclass
 class StepTime:
-    """The function of `nanotf.map` in a measurement.
-
-    Args:
-        recipe: `Recipe`.
-        parameters: mapping of str to value.
-    """
+    """The function of `nanotf.map` in a measurement."""
 
     recipe: Recipe
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # mapping of str to value
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -51,8 +46,8 @@ class StepTime:
         """Returns the seconds of a training step.
 
         Args:
-            slot: int, tells the workers apart.
-            fit: mapping of str to object, arguments of `fit`.
+            slot: tells the workers apart.
+            fit: arguments of `fit`.
         """
         model = self.recipe.model(self.parameters)
         arguments = self.recipe.fit_arguments(self.parameters, fit)
@@ -93,7 +88,7 @@ def decide(step: Mapping[int, float], trials: int) -> int:
 
     Args:
         step: mapping of the number of workers to the seconds of a step on each. Not empty.
-        trials: int. Ten trials on eight workers take as long as sixteen.
+        trials: Ten trials on eight workers take as long as sixteen.
     """
     return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
 
@@ -102,9 +97,8 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
     """Returns the number of workers for a search, measured once in a study.
 
     Args:
-        request: `Request`.
         study: `optuna.Study`, which remembers the measurement.
-        trials: int, the trials that are left.
+        trials: the trials that are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
     plans = candidates.candidates(request.cores_per_process, request.cores)

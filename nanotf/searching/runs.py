@@ -22,10 +22,7 @@ class SearchRun:
     """One call of `search`.
 
     Args:
-        request: `Request`.
         study: `optuna.Study`.
-        storage: its storage.
-        seed: int.
         verbose: as in `search`.
     """
 
@@ -41,7 +38,7 @@ class SearchRun:
         """Runs the trials that are left.
 
         Args:
-            keep: bool, whether the study is to be copied into memory: its storage ends.
+            keep: whether the study is to be copied into memory: its storage ends.
         """
         try:
             studies.fail_dead_trials(self._study)  # of an earlier call

@@ -27,30 +27,17 @@ LOSSES = ("loss", "val_loss")  # what training minimizes
 
 @dataclasses.dataclass(frozen=True)
 class SearchArguments:
-    """The checked arguments of a search.
-
-    Args:
-        recipe: `Recipe`.
-        space: dict of str to distribution.
-        fit: dict of str to object, the arguments of `fit` that all trials share.
-        direction: "minimize" or "maximize".
-        trials: int, how many trials the study shall have.
-        parallel: int or "auto".
-        cores_per_process: int or None.
-        cores: sequence of int or None.
-        catch: tuple of exception classes.
-        max_restarts: int.
-    """
+    """The checked arguments of a search."""
 
     recipe: Recipe
-    space: dict[str, Any]
-    fit: dict[str, Any]
-    direction: str
-    trials: int
-    parallel: int | str
+    space: dict[str, Any]  # dict of str to distribution
+    fit: dict[str, Any]  # the arguments of `fit` that all trials share
+    direction: str  # "minimize" or "maximize"
+    trials: int  # how many trials the study shall have
+    parallel: int | str  # int or "auto"
     cores_per_process: int | None
-    cores: Any
-    catch: tuple[type[Exception], ...]
+    cores: Any  # sequence of int or None
+    catch: tuple[type[Exception], ...]  # tuple of exception classes
     max_restarts: int
 
 
@@ -226,7 +213,6 @@ def check_sampler(sampler: Any, seed: int) -> Any:
 
     Args:
         sampler: sampler of Optuna, callable that takes `seed` and returns one, or None.
-        seed: int.
     """
     base = require_optuna().samplers.BaseSampler
     if isinstance(sampler, base):

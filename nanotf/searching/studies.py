@@ -174,7 +174,7 @@ def training_seed(seed: int, trial: Any) -> int:
     """Returns the seed of a trial's training: a trial that is tried again has that of the first.
 
     Args:
-        seed: int, the search's seed.
+        seed: the search's seed.
         trial: trial of Optuna.
     """
     return seed_of(seed, trial.user_attrs.get(RETRY_OF, trial.number))
@@ -185,7 +185,6 @@ def in_memory(study: Any, storage: Any) -> Any:
 
     Args:
         study: `optuna.Study`.
-        storage: its storage.
     """
     optuna = require_optuna()
     memory = optuna.storages.InMemoryStorage()
@@ -228,8 +227,8 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
 
     Args:
         study: `optuna.Study`.
-        max_restarts: int, how often parameters are tried again; None for always, since the program
-            was interrupted.
+        max_restarts: how often parameters are tried again; None for always, since the program was
+            interrupted.
 
     Returns:
         A list of the numbers of trials that are not tried again.

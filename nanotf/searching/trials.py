@@ -23,17 +23,11 @@ from nanotf.searching.space import suggest
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Makes a model from parameters and trains it.
+    """Makes a model from parameters and trains it."""
 
-    Args:
-        build: callable, returns a compiled model.
-        data: callable or None, returns arguments of `fit`.
-        metric: str, a name in the logs of an epoch.
-    """
-
-    build: Callable[..., Any]
-    data: Callable[..., Any] | None
-    metric: str
+    build: Callable[..., Any]  # returns a compiled model
+    data: Callable[..., Any] | None  # returns arguments of `fit`
+    metric: str  # a name in the logs of an epoch
 
     def model(self, parameters: Mapping[str, Any]) -> Any:
         """Builds the model.
@@ -56,7 +50,7 @@ class Recipe:
 
         Args:
             parameters: mapping of str to value.
-            fit: mapping of str to object, the arguments that all trials share.
+            fit: the arguments that all trials share.
         """
         found = dict(fit)
         if self.data is not None:
@@ -148,27 +142,17 @@ def _reporter(metric: str, trial: Any) -> Any:
 
 @dataclasses.dataclass
 class TrialFunction:
-    """The function of `nanotf.imap` in a search: runs one trial.
-
-    Args:
-        recipe: `Recipe`.
-        space: dict of str to distribution.
-        study: bytes, the pickled arguments of `optuna.load_study`.
-        seed: int.
-        reseed: bool, whether each worker's sampler draws its own random numbers.
-        catch: tuple of exception classes with which a trial fails, and the search continues.
-        max_restarts: int.
-        log_level: int, of Optuna's logger.
-    """
+    """The function of `nanotf.imap` in a search: runs one trial."""
 
     recipe: Recipe
-    space: dict[str, Any]
-    study: bytes
+    space: dict[str, Any]  # dict of str to distribution
+    study: bytes  # the pickled arguments of `optuna.load_study`
     seed: int
-    reseed: bool
+    reseed: bool  # whether each worker's sampler draws its own random numbers
+    # Tuple of exception classes with which a trial fails, and the search continues
     catch: tuple[type[Exception], ...]
     max_restarts: int
-    log_level: int
+    log_level: int  # of Optuna's logger
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"  # errors name the function so
@@ -178,8 +162,8 @@ class TrialFunction:
         """Runs a trial.
 
         Args:
-            slot: int, tells the items of `nanotf.imap` apart.
-            fit: mapping of str to object, arguments of `fit`.
+            slot: tells the items of `nanotf.imap` apart.
+            fit: arguments of `fit`.
 
         Returns:
             A tuple of the trial's number, and of its model if it is the best so far, or None.
@@ -206,17 +190,11 @@ class TrialFunction:
 
 @dataclasses.dataclass
 class BestModel:
-    """The function of `nanotf.map` that trains the model of an ended trial again.
-
-    Args:
-        recipe: `Recipe`.
-        parameters: dict of str to value.
-        seed: int, of the trial.
-    """
+    """The function of `nanotf.map` that trains the model of an ended trial again."""
 
     recipe: Recipe
-    parameters: dict[str, Any]
-    seed: int
+    parameters: dict[str, Any]  # dict of str to value
+    seed: int  # of the trial
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -225,8 +203,8 @@ class BestModel:
         """Returns the trained model.
 
         Args:
-            number: int, of the trial.
-            fit: mapping of str to object, arguments of `fit`.
+            number: of the trial.
+            fit: arguments of `fit`.
         """
         require_tensorflow().keras.utils.set_random_seed(self.seed)
         model, _ = self.recipe.train(self.parameters, fit, None)
@@ -235,10 +213,6 @@ class BestModel:
 
 class _OneTrial:
     """One trial in a worker.
-
-    Args:
-        function: `TrialFunction`.
-        fit: mapping of str to object.
 
     Attributes:
         number: int, of the trial; -1 before it begins.

@@ -23,8 +23,7 @@ def candidates(
 
     Args:
         cores_per_process: int or None for equal shares of all usable cores.
-        cores: sequence of int or None, the logical CPUs to divide.
-        machine: `Machine` or None for this machine.
+        cores: the logical CPUs to divide.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
@@ -55,9 +54,9 @@ def _well_shared(
     """Returns the best number near each power of two, and the largest number.
 
     Args:
-        plans: mapping of int to `Plan`, for 1, 2, 3, ... processes.
-        slow: frozenset of int, the efficiency cores.
-        equal_shares: bool, whether the processes divide all cores equally.
+        plans: for 1, 2, 3, ... processes.
+        slow: the efficiency cores.
+        equal_shares: whether the processes divide all cores equally.
     """
 
     def cost(number: int, power: int) -> tuple[bool, bool, int, int]:

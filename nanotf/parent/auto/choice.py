@@ -36,8 +36,7 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     """Returns the number of processes that finishes a call first.
 
     Args:
-        measured: sequence of `Measured`.
-        steps: int or None, steps of the call, if known. A short call is not worth starting workers.
+        steps: steps of the call, if known. A short call is not worth starting workers.
 
     Returns:
         int; 1 unless several are clearly faster.
@@ -60,7 +59,7 @@ def choose(
 
     Args:
         model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        given: the arguments of Keras's `fit` that were given.
         transport, cores_per_process, cores: as in `fit`.
 
     Returns:
@@ -121,8 +120,7 @@ def say_choice(given: Mapping[str, Any], text: str) -> None:
     """Prints what was chosen, or logs it if `fit` is to be quiet.
 
     Args:
-        given: mapping of str to object, the arguments of `fit` that were given.
-        text: str.
+        given: the arguments of `fit` that were given.
     """
     if given.get("verbose", "auto") == 0:
         logger.info('num_processes="auto": %s', text)

@@ -95,7 +95,7 @@ def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
     Nor do settings of `tune`, unless one of them and the model as it is were measured.
 
     Args:
-        measured: sequence of mappings, the fields of `auto.Measured`.
+        measured: the fields of `auto.Measured`.
     """
     steps = [m for m in measured if m["step"] is not None]
     settings = {m.get("setting", "") for m in steps}

@@ -75,7 +75,7 @@ def applied(model: Any, settings: Sequence[str]) -> Iterator[None]:
 
     Args:
         model: a compiled Keras model.
-        settings: sequence of str, names of `defaults.TUNE`.
+        settings: names of `defaults.TUNE`.
     """
     if not settings:
         yield
@@ -113,9 +113,9 @@ def choose(
 
     Args:
         model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        tune: sequence of str, names of `defaults.TUNE`, each once.
-        number: int, the number of processes that `auto.choose` returned.
+        given: the arguments of Keras's `fit` that were given.
+        tune: names of `defaults.TUNE`, each once.
+        number: the number of processes that `auto.choose` returned.
         transport, cores_per_process, cores: as in `fit`.
 
     Raises:

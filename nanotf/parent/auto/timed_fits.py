@@ -53,24 +53,15 @@ _now = time.monotonic  # clock of the budget
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Result of a trial.
-
-    Args:
-        num_processes: int.
-        step: float or None, seconds per step; None if it was not measured, see `note`.
-        start_up: float, seconds until workers are ready.
-        note: str.
-        stopped: float, seconds after which the trial was stopped, if that is why there is no
-            `step`; else 0.
-        setting: str, the settings of `tune` that it was measured with, such as "bf16".
-    """
+    """Result of a trial."""
 
     num_processes: int
-    step: float | None
-    start_up: float = 0.0
+    step: float | None  # seconds per step; None if it was not measured, see `note`
+    start_up: float = 0.0  # seconds until workers are ready
     note: str = ""
+    # Seconds after which the trial was stopped, if that is why there is no `step`; else 0
     stopped: float = 0.0
-    setting: str = ""
+    setting: str = ""  # the settings of `tune` that it was measured with, such as "bf16"
 
     def seconds(self, steps: int | None) -> float:
         """Returns the time of a call with `steps` steps, or of one step if that is None."""
@@ -138,7 +129,7 @@ class Budget:
     """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the call.
 
     Args:
-        steps: int or None, steps of the call, if known.
+        steps: steps of the call, if known.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -185,9 +176,9 @@ class TimedFit(fit_call.FitCall):
 
     Args:
         model: the user's model.
-        arguments: `FitArguments`, see `shortened`.
-        size: int, number of workers.
-        budget: `Budget`, or None if nothing is run.
+        arguments: see `shortened`.
+        size: number of workers.
+        budget: or None if nothing is run.
     """
 
     quiet = True

@@ -20,8 +20,8 @@ class DivergenceDetector:
     """Detector of diverged ranks in one call.
 
     Args:
-        name: str, name of the user's function.
-        size: int, number of workers.
+        name: name of the user's function.
+        size: number of workers.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -39,7 +39,7 @@ class DivergenceDetector:
 
         Args:
             group: `collectives.GroupOwner`, or None with transport "grpc".
-            ended: set of int, the ranks that have returned from the function.
+            ended: the ranks that have returned from the function.
 
         Raises:
             CollectiveError: Ranks have diverged.
@@ -102,7 +102,7 @@ class DivergenceDetector:
         """Returns the error, with its remedy.
 
         Args:
-            received: str, a description of what each rank does.
+            received: a description of what each rank does.
         """
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "

@@ -39,12 +39,7 @@ GROWTH_LIMIT = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PackedObject:
-    """A pickled object, and the arrays that lie beside it.
-
-    Args:
-        whole: `Pickled`.
-        packer: `Packer`.
-    """
+    """A pickled object, and the arrays that lie beside it."""
 
     whole: Pickled
     packer: Packer
@@ -60,61 +55,37 @@ class PackedObject:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The work of a call.
+    """The work of a call."""
 
-    Args:
-        name: str, the function's name.
-        names: tuple of str, of the function's keyword arguments.
-        function: `PackedObject`, a tuple of the function and the values of its keyword arguments.
-        items: sequence of `PackedObject`.
-        labels: sequence of str, the items for people.
-        seed: int; with an item's index it seeds the item's random numbers.
-        state: `ProcessState` of this process, at the call.
-        terminal: `orders.Terminal`.
-    """
-
-    name: str
-    names: tuple[str, ...]
-    function: PackedObject
+    name: str  # the function's name
+    names: tuple[str, ...]  # of the function's keyword arguments
+    function: PackedObject  # a tuple of the function and the values of its keyword arguments
     items: Sequence[PackedObject]
-    labels: Sequence[str]
-    seed: int
-    state: ProcessState
+    labels: Sequence[str]  # the items for people
+    seed: int  # with an item's index it seeds the item's random numbers
+    state: ProcessState  # `ProcessState` of this process, at the call
     terminal: orders.Terminal
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Decisions about the workers of a call.
+    """Decisions about the workers of a call."""
 
-    Args:
-        plan: `topology.Plan`.
-        max_restarts: int, how often an item whose worker died is run again.
-        recycle_after: int or None, items after which a worker is replaced.
-        memory_limit: int, bytes above which a worker is replaced; None for no limit;
-            `topology.AUTO` for a growth above `GROWTH_LIMIT`.
-    """
-
-    plan: AnyPlan
-    max_restarts: int
-    recycle_after: int | None
+    plan: AnyPlan  # `topology.Plan`
+    max_restarts: int  # how often an item whose worker died is run again
+    recycle_after: int | None  # items after which a worker is replaced
+    # Bytes above which a worker is replaced; None for no limit; `topology.AUTO` for a growth above
+    # `GROWTH_LIMIT`
     memory_limit: int | str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of an item.
-
-    Args:
-        index: int.
-        result: `Pickled`; None if the item failed.
-        block: `Block` with the arrays of the result, or None.
-        error: exception or None.
-    """
+    """The end of an item."""
 
     index: int
-    result: Pickled | None = None
-    block: Block | None = None
+    result: Pickled | None = None  # None if the item failed
+    block: Block | None = None  # `Block` with the arrays of the result, or None
     error: Exception | None = None
 
 
@@ -132,10 +103,6 @@ def seed_of(base: int, index: int) -> int:
 
 class ItemRun:
     """One call: its items, and the workers that have them.
-
-    Args:
-        task: `Task`.
-        policy: `Policy`.
 
     Attributes:
         outcomes: queue of `Outcome`, in the order in which items end; then of the exception that

@@ -44,9 +44,9 @@ class DatasetToRead:
 
     Args:
         dataset: the user's `PyDataset` or `Sequence`.
-        number: int, its number in the call.
-        seed: int, the call's seed.
-        shuffles: bool, whether each pass has an order of its own.
+        number: its number in the call.
+        seed: the call's seed.
+        shuffles: whether each pass has an order of its own.
         pool: callable that returns the `ReaderPool`, and starts it if it is the first to.
         note: callable of the seconds that somebody waited for a batch, and of those since the last
             batch of the pass.

@@ -20,15 +20,11 @@ from nanotf.shipping.data.inputs import pieces_of
 
 
 class OrderSeed(NamedTuple):
-    """The seed from which Keras draws the orders of a call.
-
-    Args:
-        number: int.
-        is_users: bool, whether it is the seed of `tf.random.set_seed`. Otherwise each call has its
-            own, with which it can draw the same orders again.
-    """
+    """The seed from which Keras draws the orders of a call."""
 
     number: int
+    # Whether it is the seed of `tf.random.set_seed`. Otherwise each call has its own, with which it
+    # can draw the same orders again.
     is_users: bool
 
     @classmethod
@@ -42,13 +38,11 @@ class Orders:
     """The orders of one `fit`, as the only turn of a stream: an element is a piece of an order.
 
     Args:
-        rows: int, length of the arrays.
-        batch_size: int.
-        epochs: int, how many epochs the whole call runs.
-        seed: `OrderSeed`.
-        complete: int, how many passes over the arrays are complete.
-        passes: int, how many passes follow at most.
-        one_iterator: bool, see `keras_epochs.Arrays`.
+        rows: length of the arrays.
+        epochs: how many epochs the whole call runs.
+        complete: how many passes over the arrays are complete.
+        passes: how many passes follow at most.
+        one_iterator: see `keras_epochs.Arrays`.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ def check(model: Any, arguments: FitArguments, data: FitData) -> None:
 
     Args:
         model: a compiled model.
-        arguments: `FitArguments`.
-        data: `FitData`, of the arguments.
+        data: of the arguments.
     """
     _check_callbacks(arguments.callbacks)
     _check_eager(model)
@@ -56,7 +55,7 @@ def unreadable(model: Any, data: FitData) -> str | None:
 
     Args:
         model: a built and compiled model.
-        data: `FitData`, of a call of `fit`.
+        data: of a call of `fit`.
     """
     steps = {"train_step": data.specs, "test_step": data.validation_specs}
     for name, specs in steps.items():

@@ -24,9 +24,8 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
     """Returns a value as JSON. Lists, tuples, dicts, numbers, strings and arrays come back equal.
 
     Args:
-        value: object.
         arrays: dict that gets the arrays in it.
-        name: str, unique in `arrays`; the arrays' names begin with it.
+        name: unique in `arrays`; the arrays' names begin with it.
 
     Raises:
         Unencodable: The value is of another kind, or holds one.

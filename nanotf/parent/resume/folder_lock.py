@@ -14,8 +14,8 @@ class FolderLock:
     """The right to read and write the checkpoints of a folder.
 
     Args:
-        folder: `pathlib.Path`, for errors.
-        file: `pathlib.Path`, the file that stands for it.
+        folder: for errors.
+        file: the file that stands for it.
 
     Raises:
         InvalidArgumentError: Another `fit`, in this process or another, has it.

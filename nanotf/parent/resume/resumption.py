@@ -140,9 +140,8 @@ class Resumption:
         """Returns a checkpoint of this process now; `Checkpoint.write` may come later.
 
         Args:
-            moment: `Moment`.
-            stop: bool, whether a callback has stopped training.
-            finished: bool, whether all callbacks got the hook for the end of training.
+            stop: whether a callback has stopped training.
+            finished: whether all callbacks got the hook for the end of training.
             reading: random states when this process began to read the moment's epoch, or None.
         """
         arrays: Arrays = {f"variables/{i}": a for i, a in enumerate(moment.values)}

@@ -43,17 +43,11 @@ _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A checkpoint that was read.
+    """A checkpoint that was read."""
 
-    Args:
-        path: `pathlib.Path`, its folder.
-        manifest: dict, see `Folder.write`.
-        arrays: dict of str to `numpy.ndarray`.
-    """
-
-    path: pathlib.Path
-    manifest: dict[str, Any]
-    arrays: dict[str, np.ndarray[Any, Any]]
+    path: pathlib.Path  # its folder
+    manifest: dict[str, Any]  # see `Folder.write`
+    arrays: dict[str, np.ndarray[Any, Any]]  # dict of str to `numpy.ndarray`
 
 
 class Folder:
@@ -122,7 +116,7 @@ class Folder:
         """Writes a checkpoint, and deletes all but the newest `KEPT`.
 
         Args:
-            manifest: mapping, ready for JSON.
+            manifest: ready for JSON.
             arrays: mapping of str to `numpy.ndarray`.
         """
         made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))

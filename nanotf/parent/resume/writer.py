@@ -18,7 +18,6 @@ class CheckpointWriter:
 
     Args:
         call: `FitCall`.
-        resumption: `Resumption`.
 
     Attributes:
         sigterm: `Sigterm`.
@@ -44,8 +43,8 @@ class CheckpointWriter:
         """Captures this process's state at a moment.
 
         Args:
-            moment: `Moment`, of now.
-            is_due: bool, False if only SIGTERM makes `fit` write it.
+            moment: of now.
+            is_due: False if only SIGTERM makes `fit` write it.
         """
         call = self._call
         reading = call.data.random_states_of(moment.epoch, call.first[0])
