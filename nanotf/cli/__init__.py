@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `nanotf`.
 
     Args:
-        arguments: default `sys.argv[1:]`.
+        arguments: the command line after the program's name; None for `sys.argv[1:]`.
 
     Returns:
         The exit code.

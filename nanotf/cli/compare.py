@@ -32,12 +32,12 @@ ROUNDING = {"float64": 1e-8, "float32": 1e-3}
 class FirstDifference:
     """The first moment at which two runs differ."""
 
-    where: str  # the moment
-    what: str  # the number that differs most
-    # `one`, `other`: its summaries; see `recording.summary`
+    where: str  # the moment, as `recording.note` names it
+    what: str  # the number that differs most, or why the moments cannot be compared
+    # The number's summaries in both runs, see `recording.summary`; empty without a number
     one: list[float]
     other: list[float]
-    gap: float  # the relative difference
+    gap: float  # relative difference; infinite without a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ScriptRun:
     """One run of the script."""
 
     lines: list[dict[str, Any]]  # what it has recorded
-    failure: str  # how it failed; empty if it did not
+    failure: str  # how it ended, and the last line that it printed; empty if it exited with 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Comparison:
     """Runs a script several times."""
 
     script: str  # a path, or a module's name
-    arguments: tuple[str, ...]  # the script's
+    arguments: tuple[str, ...]  # the script's own
     number: int  # of workers
-    steps: int  # of each `fit`
+    steps: int  # that each `fit` runs
     is_module: bool
-    folder: str  # path, for the records
+    folder: str  # for the records; the caller deletes it
 
     def run(self, number: int, dtype: str, **variables: str) -> ScriptRun:
         """Runs the script with a number of processes in a dtype."""
@@ -116,6 +116,7 @@ class Comparison:
                 continue
             decided = False
             yield f"{dtype}: {_told(part, 'alone', f'with {self.number} workers')}"
+            # A script without a seed differs from itself: then no layer is to blame.
             again, _ = first_part(alone.lines, self.run(1, dtype).lines, ROUNDING[dtype])
             if again is not None:
                 yield f"  Two runs alone differ, too: {_told(again, 'first', 'then')}"
@@ -135,8 +136,8 @@ def first_part(
     """Returns the first difference above rounding, or None; and the largest difference below it.
 
     Args:
-        one, other: sequences of lines, see `recording.note`.
-        rounding: relative.
+        one, other: the records of two runs, see `recording.note`.
+        rounding: the largest relative difference that counts as equal.
     """
     from nanotf.region import recording
 
@@ -170,6 +171,7 @@ def _told(part: FirstDifference, one: str, other: str) -> str:
 
 def _layers(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the layers whose parts differed from a call on all rows."""
+    # Backward, so that each layer's first record is kept.
     found = {line["layer"]: line for line in lines[::-1] if "layer" in line}
     for name, line in reversed(found.items()):
         yield (
@@ -238,7 +240,7 @@ def _compare(parsed: argparse.Namespace) -> int:
             f"The script must be a Python file. Received: {printable(parsed.script)}. Pass a "
             "script's path."
         )
-    topology.plan(parsed.num_processes)
+    topology.plan(parsed.num_processes)  # raises before the script runs, if cores are missing
     equal = False
     with tempfile.TemporaryDirectory(prefix="nanotf-compare-") as folder:
         comparison = Comparison(

@@ -66,9 +66,8 @@ def examine(
 
     Args:
         num_processes: the workers whose cores are shown; None for two, or one if there is one core.
-        test: default False; True trains with two workers on this machine, unless another finding is
-            an error.
-        facts: or None to examine this machine.
+        test: True trains with two workers on this machine, unless another finding is an error.
+        facts: None examines this machine.
 
     Returns:
         `Report`, with the keys of `KEYS`.

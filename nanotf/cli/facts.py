@@ -37,8 +37,8 @@ class Facts:
     usage: Usage
     build: TensorFlowBuild
     installed: Installed
-    native: tuple[bool, str]  # whether the compiled collectives can be used, and why
-    environ: Mapping[str, str]  # the environment variables
+    native: tuple[bool, str]  # whether the compiled collectives can be used, and why or why not
+    environ: Mapping[str, str]
 
 
 def gather() -> Facts:

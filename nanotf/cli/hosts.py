@@ -60,9 +60,10 @@ def enter(
 
     Args:
         flag: the value of `--hosts`, or None to look at the environment.
-        workers: "auto" or None, the workers of a host if its source gives no number.
-        environ: environment variables.
-        check: callable that raises if the script cannot run; called where it is to run.
+        workers: the workers of a host if its source gives no number; "auto" or None for one per
+            `CORES_PER_WORKER` cores.
+        environ: this process's environment variables.
+        check: raises if the script cannot run; called in the process that is to run it.
 
     Returns:
         `First` if this is the first of several hosts; None if it is the only one; otherwise an
@@ -82,6 +83,7 @@ def enter(
     from nanotf.pool.hosts.secret import secret_of
 
     secret, port = secret_of(environ), _port(environ)
+    # One process of a host lends all of its workers; the others only wait for the end.
     own = _workers(found, workers) if found.local_rank == 0 else 0
     address = _address(found, environ)
     if (found.rank, found.local_rank) == (0, 0):
@@ -153,6 +155,7 @@ def _address(found: Cluster, environ: Mapping[str, str]) -> str:
                 f"Received: {INTERFACE_VARIABLE}={interface!r}. `ip -br address` lists them."
             )
         return address
+    # An address in NANOTF_HOST_ADDRESSES goes before that of the platform's interface.
     is_named = cluster.address_of(found.current, environ) != found.current
     platforms = environ.get("SM_NETWORK_INTERFACE_NAME")
     address = network.address_of_interface(platforms) if platforms and not is_named else None

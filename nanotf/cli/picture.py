@@ -38,7 +38,7 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
     """Draws a machine.
 
     Args:
-        plan: each worker's cores are shown as its rank.
+        plan: each worker's cores are shown as its rank; None shows no workers.
 
     Returns:
         str of several lines: a box for each NUMA node, a character for each physical core, and a

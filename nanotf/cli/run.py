@@ -40,12 +40,11 @@ class Script:
 
     name: str  # a path or a module's name, as the user wrote it
     arguments: tuple[str, ...] = ()  # its command-line arguments
-    # "auto" or None, the default of each `fit`; None keeps a `fit` without `num_processes` in one
-    # process
+    # The default of each `fit`, a number or "auto"; None keeps a `fit` without `num_processes` in
+    # one process.
     num_processes: int | str | None = None
-    # `precision`, `sparse`: str and bool, as in `patch_tensorflow`
-    precision: str = "float32"
-    sparse: bool = False
+    precision: str = "float32"  # as in `patch_tensorflow`
+    sparse: bool = False  # as in `patch_tensorflow`
     is_module: bool = False  # whether `name` is a module or a package
     hosts: str | None = None  # the flag `--hosts`
     tune: tuple[str, ...] = ()  # the default of `tune` of each `fit`
@@ -192,7 +191,7 @@ class _LateVariables:
     """Variables of TensorFlow and Keras that a script sets too late. Created before it begins.
 
     Args:
-        script: its name, for people.
+        script: its name, as the user wrote it.
     """
 
     def __init__(self, script: str) -> None:

@@ -28,7 +28,7 @@ class Check:
 
     name: str
     passed: bool
-    text: str  # the result in words
+    text: str  # the result in words: the measured difference, or the error
 
 
 def run_trial() -> tuple[Check, ...]:

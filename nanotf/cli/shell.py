@@ -29,8 +29,8 @@ def init_code(
 
     Args:
         environ: the shell's environment.
-        installed: or None to look.
-        quiet: default False; True prints no table.
+        installed: None looks for it on this machine.
+        quiet: True prints no table.
 
     Returns:
         The lines, and the `Environment` that they create.
@@ -40,7 +40,7 @@ def init_code(
     """
     found = shell_environment(machine, environ, options, installed)
     state = initialised(environ, options, found)[STATE_VARIABLE]
-    # First restores the variables that only an earlier `nanotf-init` with other options set.
+    # First restores the variables that only an earlier `nanotf-init` with other options has set.
     lines = [line for name, line in _restoring(environ) if name not in found.variables]
     lines += [_assign(name, value) for name, value in found.variables.items()]
     lines.append(_assign(STATE_VARIABLE, state))

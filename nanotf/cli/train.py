@@ -172,7 +172,7 @@ def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
     """Says how a job has ended. Returns the exit code of the command.
 
     Args:
-        state: its final `State`.
+        state: the state that `wait_for` returned.
         logs: whether the terminal shows the job's log, which is not repeated then.
     """
     if state.status == record.COMPLETED:

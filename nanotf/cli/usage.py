@@ -43,19 +43,18 @@ class Usage:
     busy_cores: float = 0.0
     stolen_cores: float = 0.0  # logical CPUs that a hypervisor gave to other virtual machines
     processes: tuple[BusyProcess, ...] = ()  # the visible processes except this one, busiest first
-    # A process id, and the logical CPUs to which the workers of that process are pinned
+    # Each a process id, and the logical CPUs to which the workers of that process are pinned
     pools: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    # `memory_available`, `shm_free`: bytes; None if unknown
-    memory_available: int | None = None
-    shm_free: int | None = None
+    memory_available: int | None = None  # bytes; None if unknown
+    shm_free: int | None = None  # bytes in /dev/shm; None if there is none
 
 
 def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
     """Samples the use of this machine. Waits for the given time.
 
     Args:
-        machine: whose allowed logical CPUs count as usable.
-        seconds: default 0.5 s.
+        machine: its allowed logical CPUs count as usable.
+        seconds: length of the sample.
     """
     allowed = {cpu.id for cpu in machine.allowed_cpus()}
     shm = pathlib.Path("/dev/shm")

@@ -30,8 +30,8 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 
     Args:
         model: a Keras model.
-        method: the method's name.
-        given: the arguments that it was given.
+        method: "evaluate" or "predict".
+        given: the method's arguments by name, without nanotf's own.
         num_processes: the user's argument; only reported.
 
     Returns:
@@ -41,6 +41,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
         f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
         "falls back to Keras's own, in this process."
     )
+    # Keras opens the data a second time here, and looks at the first batches again.
     read_ahead.reopen(*given.values())
     return getattr(model, method)(**given)
 
@@ -57,7 +58,7 @@ def fit(
         call: `model_call.ModelCall`, of a compiled and built Keras model.
         given: the arguments of Keras's `fit` that were given.
         num_processes: the user's argument; only reported.
-        names: the devices.
+        names: the devices, see `devices`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.

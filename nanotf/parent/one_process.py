@@ -14,9 +14,9 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     """Trains a model in this process, and reports it in `history.nanotf`.
 
     Args:
-        keras_fit: the model's `fit` of Keras.
-        args, kwargs: the arguments of the call.
-        hint: the end of the report's text.
+        keras_fit: Keras's own `fit` of the model, bound to it.
+        args, kwargs: the arguments of the call, for Keras.
+        hint: the end of the report's text, such as what may be faster.
 
     Returns:
         A `keras.callbacks.History`.

@@ -37,7 +37,7 @@ class StepTime:
     """The function of `nanotf.map` in a measurement."""
 
     recipe: Recipe
-    parameters: Mapping[str, Any]  # mapping of str to value
+    parameters: Mapping[str, Any]  # by name
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -46,8 +46,8 @@ class StepTime:
         """Returns the seconds of a training step.
 
         Args:
-            slot: tells the workers apart.
-            fit: arguments of `fit`.
+            slot: the item of `nanotf.map`; not used.
+            fit: the arguments of `fit` that all trials share.
         """
         model = self.recipe.model(self.parameters)
         arguments = self.recipe.fit_arguments(self.parameters, fit)
@@ -87,9 +87,10 @@ def decide(step: Mapping[int, float], trials: int) -> int:
     """Returns the number of workers with which the trials end first.
 
     Args:
-        step: mapping of the number of workers to the seconds of a step on each. Not empty.
-        trials: Ten trials on eight workers take as long as sixteen.
+        step: seconds of a step on each worker, by the number of workers. Not empty.
+        trials: how many are left.
     """
+    # Whole rounds count: ten trials on eight workers take as long as sixteen.
     return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
 
 
@@ -98,7 +99,7 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
 
     Args:
         study: `optuna.Study`, which remembers the measurement.
-        trials: the trials that are left.
+        trials: how many are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
     plans = candidates.candidates(request.cores_per_process, request.cores)
@@ -111,7 +112,7 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
         known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
         study.set_user_attr(studies.PARALLEL, known)
     step = {int(n): t for n, t in known["step"].items() if int(n) in numbers}
-    if not step:
+    if not step:  # nothing was measured: trials raised what `catch` names, or had no step
         return max(numbers)
     chosen = decide(step, trials)
     if verbose != 0:

@@ -15,7 +15,7 @@ def seed_of(base: int, number: int) -> int:
 
     Args:
         base: the search's seed.
-        number: the trial's number.
+        number: the trial's, in the study.
     """
     return int(np.random.SeedSequence((base, number)).generate_state(1)[0])
 
@@ -36,7 +36,7 @@ class SeededSampler(optuna.samplers.BaseSampler):  # type: ignore[misc] # Any to
     trials it reads from the study.
 
     Args:
-        make: takes `seed` and returns a sampler.
+        make: takes `seed` by name and returns a sampler.
         seed: the search's seed.
     """
 

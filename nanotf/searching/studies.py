@@ -32,7 +32,7 @@ SEED = "nanotf_seed"
 PARALLEL = "nanotf_parallel"
 SEARCH = "nanotf_search"  # the process that searches in it, as in PROCESS; None for none
 
-SQLITE_SECONDS = 60.0  # a worker waits that long while others write
+SQLITE_SECONDS = 60.0  # a worker waits that long, at most, while others write
 
 
 @contextlib.contextmanager
@@ -185,6 +185,7 @@ def in_memory(study: Any, storage: Any) -> Any:
 
     Args:
         study: `optuna.Study`.
+        storage: where the study is.
     """
     optuna = require_optuna()
     memory = optuna.storages.InMemoryStorage()
@@ -217,6 +218,7 @@ def _is_dead(process: Any) -> bool:
         return False
     try:
         found = psutil.Process(pid)
+        # The kernel gives ids of ended processes to new ones, which began at another time.
         return bool(found.create_time() != began or found.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True

@@ -1,7 +1,7 @@
 """Runs the trials of a search in a worker: trains their models and reports their epochs.
 
-A trial is Optuna's own: `Study.optimize` with one trial, on a study in a storage that all workers
-open. So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
+A trial is Optuna's own: `optimize` with one trial, on a study in a storage that all workers open.
+So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nanotf.searching.space import suggest
 class Recipe:
     """Makes a model from parameters and trains it."""
 
-    build: Callable[..., Any]  # returns a compiled model
-    data: Callable[..., Any] | None  # returns arguments of `fit`
+    build: Callable[..., Any]  # takes parameters by name, returns a compiled model
+    data: Callable[..., Any] | None  # the same, returns data; None if all trials share them
     metric: str  # a name in the logs of an epoch
 
     def model(self, parameters: Mapping[str, Any]) -> Any:
@@ -49,7 +49,7 @@ class Recipe:
         """Returns the arguments of `fit` for parameters; callbacks are copies.
 
         Args:
-            parameters: mapping of str to value.
+            parameters: by name.
             fit: the arguments that all trials share.
         """
         found = dict(fit)
@@ -145,13 +145,12 @@ class TrialFunction:
     """The function of `nanotf.imap` in a search: runs one trial."""
 
     recipe: Recipe
-    space: dict[str, Any]  # dict of str to distribution
+    space: dict[str, Any]  # distribution of Optuna by the parameter's name
     study: bytes  # the pickled arguments of `optuna.load_study`
-    seed: int
+    seed: int  # of the search
     reseed: bool  # whether each worker's sampler draws its own random numbers
-    # Tuple of exception classes with which a trial fails, and the search continues
-    catch: tuple[type[Exception], ...]
-    max_restarts: int
+    catch: tuple[type[Exception], ...]  # with which a trial fails, and the search continues
+    max_restarts: int  # how often a trial whose worker died is tried again
     log_level: int  # of Optuna's logger
 
     def __post_init__(self) -> None:
@@ -162,13 +161,14 @@ class TrialFunction:
         """Runs a trial.
 
         Args:
-            slot: tells the items of `nanotf.imap` apart.
-            fit: arguments of `fit`.
+            slot: the item of `nanotf.imap`; Optuna gives the trial its number.
+            fit: the arguments of `fit` that all trials share.
 
         Returns:
             A tuple of the trial's number, and of its model if it is the best so far, or None.
         """
         study = self._opened()
+        # Enqueues parameters of a worker that died: this trial may take them.
         studies.fail_dead_trials(study, self.max_restarts)
         run = _OneTrial(self, fit)
         study.optimize(run.objective, n_trials=1, catch=self.catch)
@@ -193,8 +193,8 @@ class BestModel:
     """The function of `nanotf.map` that trains the model of an ended trial again."""
 
     recipe: Recipe
-    parameters: dict[str, Any]  # dict of str to value
-    seed: int  # of the trial
+    parameters: dict[str, Any]  # by name
+    seed: int  # of the trial, see `studies.training_seed`
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -203,8 +203,8 @@ class BestModel:
         """Returns the trained model.
 
         Args:
-            number: of the trial.
-            fit: arguments of `fit`.
+            number: of the trial; not used.
+            fit: the arguments of `fit` that all trials share.
         """
         require_tensorflow().keras.utils.set_random_seed(self.seed)
         model, _ = self.recipe.train(self.parameters, fit, None)

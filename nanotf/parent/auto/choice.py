@@ -36,10 +36,11 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     """Returns the number of processes that finishes a call first.
 
     Args:
-        steps: steps of the call, if known. A short call is not worth starting workers.
+        steps: steps of the call; None compares steps alone. A short call is not worth starting
+            workers.
 
     Returns:
-        int; 1 unless several are clearly faster.
+        1 unless several are clearly faster.
     """
     found = {m.num_processes: m.seconds(steps) for m in measured if m.step is not None}
     if 1 not in found:
@@ -61,9 +62,6 @@ def choose(
         model: a compiled Keras model.
         given: the arguments of Keras's `fit` that were given.
         transport, cores_per_process, cores: as in `fit`.
-
-    Returns:
-        int, at least 1.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -88,6 +86,7 @@ def choose(
         entry = choice_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
         budget = timed_fits.Budget(steps)
+        # A trial that was too slow for a short call is tried again for a long one.
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
         known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans):

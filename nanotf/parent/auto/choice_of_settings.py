@@ -89,6 +89,7 @@ def applied(model: Any, settings: Sequence[str]) -> Iterator[None]:
 
 
 def _forget_traces(model: Any) -> None:
+    # Keras keeps its step functions until the next `compile`, with the settings of their trace.
     for name in _FUNCTIONS:
         setattr(model, name, None)
 
@@ -115,7 +116,7 @@ def choose(
         model: a compiled Keras model.
         given: the arguments of Keras's `fit` that were given.
         tune: names of `defaults.TUNE`, each once.
-        number: the number of processes that `auto.choose` returned.
+        number: the number of processes that `choice.choose` returned.
         transport, cores_per_process, cores: as in `fit`.
 
     Raises:

@@ -13,14 +13,14 @@ from nanotf.errors import CollectiveError
 from nanotf.wire import messages
 from nanotf.wire.failures import Failure, FailureKind
 
-STUCK_LOOKS = 10  # looks without progress before ranks count as diverged
+STUCK_LOOKS = 10  # looks without progress, one a second, before ranks count as diverged
 
 
 class DivergenceDetector:
     """Detector of diverged ranks in one call.
 
     Args:
-        name: name of the user's function.
+        name: the user's function, for errors.
         size: number of workers.
     """
 
@@ -67,6 +67,8 @@ class DivergenceDetector:
             gone = sorted(ended & set(wait.missing))
             if gone:
                 raise self._left(gone[0], wait.rank, wait.what)
+        # Diverged ranks all wait, and for the same at each look. While one still computes, it may
+        # come, and the count begins anew.
         waiting = {wait.rank for wait in waits}
         before, looks = self._stuck
         looks = looks + 1 if waits == before and len(waiting) == self._size - len(ended) else 0
@@ -102,7 +104,7 @@ class DivergenceDetector:
         """Returns the error, with its remedy.
 
         Args:
-            received: a description of what each rank does.
+            received: what each rank does, as the end of a sentence.
         """
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "

@@ -57,13 +57,13 @@ class PackedObject:
 class Task:
     """The work of a call."""
 
-    name: str  # the function's name
+    name: str  # of the function, for people
     names: tuple[str, ...]  # of the function's keyword arguments
     function: PackedObject  # a tuple of the function and the values of its keyword arguments
     items: Sequence[PackedObject]
-    labels: Sequence[str]  # the items for people
+    labels: Sequence[str]  # short descriptions of the items, for people
     seed: int  # with an item's index it seeds the item's random numbers
-    state: ProcessState  # `ProcessState` of this process, at the call
+    state: ProcessState  # of this process when the user made the call
     terminal: orders.Terminal
 
 
@@ -71,11 +71,11 @@ class Task:
 class Policy:
     """Decisions about the workers of a call."""
 
-    plan: AnyPlan  # `topology.Plan`
+    plan: AnyPlan
     max_restarts: int  # how often an item whose worker died is run again
-    recycle_after: int | None  # items after which a worker is replaced
+    recycle_after: int | None  # items of the call after which a worker is replaced; None for never
     # Bytes above which a worker is replaced; None for no limit; `topology.AUTO` for a growth above
-    # `GROWTH_LIMIT`
+    # `GROWTH_LIMIT`.
     memory_limit: int | str | None
 
 
@@ -83,9 +83,9 @@ class Policy:
 class Outcome:
     """The end of an item."""
 
-    index: int
+    index: int  # of the item
     result: Pickled | None = None  # None if the item failed
-    block: Block | None = None  # `Block` with the arrays of the result, or None
+    block: Block | None = None  # the result's arrays; None if it has none
     error: Exception | None = None
 
 
@@ -262,7 +262,7 @@ class ItemRun:
         pool.send_to(rank, order, blocks)
 
     def _ends(self, index: int) -> tuple[int, ...]:
-        """Returns the descriptors that an item's function gets as its argument `descriptors`."""
+        """Returns the descriptors that an item's function gets as `descriptors`; for subclasses."""
         return ()
 
     # ---------------------------------------------------------------------------- replacing
@@ -274,7 +274,7 @@ class ItemRun:
 
     def _died(self, pool: ItemPool, rank: int, ended: WorkerGone) -> None:
         """Handles the end of a worker: its item is run again, or has failed."""
-        if rank in self._absent:
+        if rank in self._absent:  # it was to be replaced, and had no item
             return
         died = ended.worker.died("running an item")
         self._results.pop(rank, None)

@@ -36,7 +36,7 @@ class FitData:
         sharding: "data" or "parent", where datasets are read; or "trial", which is "data" with an
             order that may differ between workers.
         trains: whether the data are for training; otherwise for a single pass.
-        resume: if training continues in the middle; None if it begins.
+        resume: where training continues; None if it begins.
 
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
@@ -83,6 +83,7 @@ class FitData:
         self.validation_steps: int | None = None
         self.own_validation: Any = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        # Keras looks at the first batches each time that it opens data.
         read_ahead.reopen(a.x, a.validation_data)
         data, validation = (a.x, a.y, a.sample_weight), None
         if a.validation_split and a.validation_data is None:
@@ -145,6 +146,7 @@ class FitData:
             if resume is not None:
                 rewound = isinstance(x, require_tensorflow().data.Dataset)
                 is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
+                # Data that are not rewound continue where they are: nothing of them is skipped.
                 opened.resume(
                     resume.epochs if rewound or opened.is_of_arrays else 0,
                     resume.random_states if is_read_again else None,
@@ -173,7 +175,7 @@ class FitData:
         """Sets `orders`; returns the number of their stream.
 
         Args:
-            complete, taken: complete passes, and batches used of the next.
+            complete, taken: passes that are complete, and batches used of the next.
         """
         a, at_once = self._arguments, self._steps_at_once()
         epochs = a.epochs - a.initial_epoch
@@ -198,7 +200,7 @@ class FitData:
 
         Args:
             epoch: the epoch that was not complete.
-            first_epoch: the first epoch of the call.
+            first_epoch: the call's `initial_epoch`.
 
         Returns:
             None if this process does not read the data, or had not begun to.
@@ -375,11 +377,11 @@ class FitData:
 class Stream:
     """Data that the parent reads."""
 
-    data: streams.EpochsToRead  # `compat.keras_epochs.Epochs`
+    data: streams.EpochsToRead
     signature: Any  # nested structure of `tf.TensorSpec`, of one batch
-    trains: bool = False  # whether they are for training
+    trains: bool = False  # otherwise they are for evaluation or prediction
     ahead: bool = False  # whether they are read before a worker asks
-    specs: Any = None  # Keras's version of `signature`
+    specs: Any = None  # Keras's own specs of a batch; None if it has none
     may_differ: bool = False  # see `streams.StreamInput`
 
 

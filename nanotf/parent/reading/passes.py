@@ -22,12 +22,11 @@ class Resume:
     first_epoch: int  # the epoch at which it began
     first_step: int  # the step in that epoch; 0 unless Keras 2's `BackupAndRestore` resumed
     epoch: int  # the epoch to run next
-    # The random states when this process began to read that epoch, see `random_states`; None if it
-    # did not
+    # When this process began to read that epoch, see `compat.random_states`; None if it did not
     random_states: random_states.States | None
     order_seed: OrderSeed  # of the whole call
     # Steps of that epoch that are complete. Arrays continue with the next one; the batches of other
-    # data are read again and dropped, see `shipping.passed_steps`.
+    # data are read again and dropped, see `orders.FitOrder.passed_steps`.
     step: int = 0
 
     @property
@@ -40,7 +39,7 @@ class Resume:
 
         Args:
             steps: steps per epoch.
-            size: batches per pass.
+            size: batches per pass over the arrays.
             at_once: steps per execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
@@ -52,14 +51,14 @@ class Resume:
         """Returns where workers continue in a dataset: `iterated` and `taken` of their input.
 
         Args:
-            steps: steps per epoch, if the user names them.
+            steps: steps per epoch; None if the user does not name them.
             cardinality: the number of batches that the workers' Keras assumes.
         """
         if steps is None:
             each = generation().iterators_per_epoch(cardinality)
             return {"iterated": self.epochs * each}
         if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
-            # Keras makes one iterator for each pass.
+            # Keras makes one iterator for each pass, which serves several epochs.
             return {"iterated": self.epochs // math.ceil(cardinality / steps)}
         return {"taken": max(0, self.epochs * steps - self.first_step)}
 

@@ -44,8 +44,8 @@ class DatasetToRead:
 
     Args:
         dataset: the user's `PyDataset` or `Sequence`.
-        number: its number in the call.
-        seed: the call's seed.
+        number: its number in the call, by which readers know it.
+        seed: the call's, from which readers seed each batch.
         shuffles: whether each pass has an order of its own.
         pool: callable that returns the `ReaderPool`, and starts it if it is the first to.
         note: callable of the seconds that somebody waited for a batch, and of those since the last
@@ -127,6 +127,7 @@ class DatasetToRead:
         if self._looks_left is None:
             looks, size = generation().batches_looked_at(), self.size()
             self._looks_left = looks if size is None else min(looks, size)
+        # Keras looks at the first batches, in order, before a pass: no shuffled order is drawn yet.
         if self._looks_left > 0:
             self._looks_left -= 1
             self._send(pool)
@@ -205,7 +206,7 @@ class DatasetToRead:
         message = answer.message
         try:
             original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
+        except Exception:  # the user's class may not unpickle here
             original = None
         where = f"{_name(self.dataset)}.__getitem__({index}), in {answer.where},"
         error = WorkerError(f"{where} raised {message.summary}", remote_traceback=message.traceback)

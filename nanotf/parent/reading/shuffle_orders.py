@@ -39,8 +39,8 @@ class Orders:
 
     Args:
         rows: length of the arrays.
-        epochs: how many epochs the whole call runs.
-        complete: how many passes over the arrays are complete.
+        epochs: of the whole call, those before a resumption included.
+        complete: passes over the arrays that are complete, whose orders are drawn and dropped.
         passes: how many passes follow at most.
         one_iterator: see `keras_epochs.Arrays`.
     """

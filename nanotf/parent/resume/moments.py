@@ -19,10 +19,10 @@ class Moment:
 
     epoch: int  # the epoch to run next, or to complete
     step: int  # its steps that are complete
-    values: Values  # list of `numpy.ndarray`, of the variables of a call's `StateLayout`
-    # List of `numpy.ndarray`, of the metrics' variables; empty at an epoch's end
+    values: Values  # of the variables of a call's `StateLayout`, in its order
+    # Of the metrics' variables; empty at an epoch's end, after which Keras resets them
     metrics: Values = dataclasses.field(default_factory=list)
-    logs: Any = None  # the logs of the last step or epoch
+    logs: Any = None  # a dict, of the last step or epoch; None before the first
 
 
 def read_all(variables: Sequence[Any]) -> Values:

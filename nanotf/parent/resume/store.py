@@ -46,8 +46,8 @@ class Stored:
     """A checkpoint that was read."""
 
     path: pathlib.Path  # its folder
-    manifest: dict[str, Any]  # see `Folder.write`
-    arrays: dict[str, np.ndarray[Any, Any]]  # dict of str to `numpy.ndarray`
+    manifest: dict[str, Any]  # what `Folder.write` got, and the format and the arrays' checksum
+    arrays: dict[str, np.ndarray[Any, Any]]  # by the names that `Folder.write` got
 
 
 class Folder:
@@ -80,6 +80,7 @@ class Folder:
         try:
             self.own = self.path / OWN
             self.own.mkdir(parents=True, exist_ok=True)
+            # Finds out now, before training, whether files can be written.
             with tempfile.TemporaryFile(dir=self.own):
                 pass
         except OSError as error:
@@ -116,8 +117,8 @@ class Folder:
         """Writes a checkpoint, and deletes all but the newest `KEPT`.
 
         Args:
-            manifest: ready for JSON.
-            arrays: mapping of str to `numpy.ndarray`.
+            manifest: values that JSON can hold.
+            arrays: `numpy.ndarray` by name.
         """
         made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))
         try:
@@ -132,12 +133,12 @@ class Folder:
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
             whole = {"sha256": _sha256_of(content), "content": content}
             files.write_json(made / _MANIFEST, whole, indent=1)
-            made.chmod(0o755)
+            made.chmod(0o755)  # `mkdtemp` lets nobody else read it
             made.rename(self.own / f"{_NAME}{self._next_number():08}")
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        _flush_folder(self.own)
+        _flush_folder(self.own)  # the new name is on the disk before older checkpoints are deleted
         self._delete_old()
 
     def _delete_old(self) -> None:

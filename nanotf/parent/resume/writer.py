@@ -17,7 +17,7 @@ class CheckpointWriter:
     no other run uses the folder.
 
     Args:
-        call: `FitCall`.
+        call: `FitCall`, which asks for checkpoints.
 
     Attributes:
         sigterm: `Sigterm`.
@@ -43,7 +43,7 @@ class CheckpointWriter:
         """Captures this process's state at a moment.
 
         Args:
-            moment: of now.
+            moment: the state of training, as it is now.
             is_due: False if only SIGTERM makes `fit` write it.
         """
         call = self._call
