@@ -70,7 +70,7 @@ def examine(
         facts: None examines this machine.
 
     Returns:
-        `Report`, with the keys of `KEYS`.
+        A dict with the keys of `KEYS`.
 
     Raises:
         InvalidArgumentError, PlacementError: This machine cannot run that many workers.

@@ -66,8 +66,8 @@ def enter(
         check: raises if the script cannot run; called in the process that is to run it.
 
     Returns:
-        `First` if this is the first of several hosts; None if it is the only one; otherwise an
-        int, the exit code of the script, which has run on the first host meanwhile.
+        `First` if this is the first of several hosts; None if it is the only one; otherwise the
+        exit code of the script, which has run on the first host meanwhile.
 
     Raises:
         NanoError: The hosts are described wrongly, or this one cannot join them.

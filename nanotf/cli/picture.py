@@ -41,7 +41,7 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
         plan: each worker's cores are shown as its rank; None shows no workers.
 
     Returns:
-        str of several lines: a box for each NUMA node, a character for each physical core, and a
+        Several lines: a box for each NUMA node, a character for each physical core, and a
         legend of the characters used.
     """
     placements = plan.placements if plan else ()

@@ -165,7 +165,7 @@ def wait_for(
             f"`nanotf jobs stop {job.name}` ends it.",
             sys.stderr,
         )
-        raise SystemExit(130) from None
+        raise SystemExit(130) from None  # 128 + SIGINT, as shells report Ctrl-C
 
 
 def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:

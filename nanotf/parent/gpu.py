@@ -69,6 +69,7 @@ def fit(
         "to tf.distribute.MirroredStrategy over them, in this process."
     )
     strategy = tf.distribute.MirroredStrategy(names)
+    # The copy's initializers draw random numbers; those of the user's program stay the same.
     with keras_names.kept_random_states(), strategy.scope():
         theirs = model_copy.copy_of(call)
     model, replica = call.model, theirs[0]
@@ -112,7 +113,7 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
             callbacks.call(name, index, logs)
             if with_state:
                 model_copy.copy_state(ours, theirs)
-            if model.stop_training:
+            if model.stop_training:  # the user's callbacks set it on the user's model
                 replica.stop_training = True
 
         return hook

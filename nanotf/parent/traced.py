@@ -59,8 +59,8 @@ def traced(
     Args:
         model: the user's model.
         heap, numbered: of `shipping.objects.heap.dump_model`, now.
-        specs_by_step: nested structure of `tf.TensorSpec`, a batch as Keras sees it, by what the
-            call runs: "train", "test" or "predict". The first is what the call is named for.
+        specs_by_step: nested structure of `tf.TensorSpec`, a batch as Keras sees it, by the name of
+            a step that the call runs ("train", "test", "predict"). The first names the call.
     """
     now = TracedModel(heap, numbered, generation().trainable_variables(model))
     found = None

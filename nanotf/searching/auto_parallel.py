@@ -128,6 +128,7 @@ def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     function = StepTime(request.recipe, suggest(draw, request.space))
     found: dict[str, float] = {}
     for number in numbers:
+        # `cores_per_process` limits several workers; a single one may use all cores.
         try:
             steps = mapping.map(
                 function,

@@ -57,7 +57,7 @@ def storage_for(given: Any) -> Iterator[Any]:
     """Opens a storage that worker processes can open, too.
 
     Args:
-        given: str, an address of a database; an Optuna storage; or None for a temporary file.
+        given: the address of a database; a storage of Optuna; or None for a temporary file.
 
     Yields:
         An Optuna storage.
@@ -161,7 +161,7 @@ def seed_for(study: Any, seed: int | None) -> int:
 
     Args:
         study: `optuna.Study`.
-        seed: int or None for that of an earlier call or, in a new study, one from NumPy's global
+        seed: None for that of an earlier call or, in a new study, one from NumPy's global
             generator.
     """
     if seed is None:
@@ -233,7 +233,7 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
             interrupted.
 
     Returns:
-        A list of the numbers of trials that are not tried again.
+        The numbers of the trials that are not tried again.
     """
     running = require_optuna().trial.TrialState.RUNNING
     given_up = []

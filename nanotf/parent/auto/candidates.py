@@ -24,7 +24,7 @@ def candidates(
     Args:
         cores_per_process: None for equal shares of all usable cores.
         cores: the logical CPUs to divide; None for all that are usable.
-        machine: None for this one, whose other pools and settings of the shell then count, too.
+        machine: None for this machine; its other pools and the shell's settings count then.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.

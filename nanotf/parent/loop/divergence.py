@@ -13,7 +13,7 @@ from nanotf.errors import CollectiveError
 from nanotf.wire import messages
 from nanotf.wire.failures import Failure, FailureKind
 
-STUCK_LOOKS = 10  # looks without progress, one a second, before ranks count as diverged
+STUCK_LOOKS = 10  # looks without progress, a second or more apart, before ranks count as diverged
 
 
 class DivergenceDetector:
@@ -35,7 +35,7 @@ class DivergenceDetector:
         self._reached[message.rank] = message
 
     def poll(self, group: Any, ended: set[int]) -> None:
-        """Checks the ranks; called every second.
+        """Checks the ranks; called when no worker has sent a message for a second.
 
         Args:
             group: `collectives.GroupOwner`, or None with transport "grpc".
@@ -64,6 +64,7 @@ class DivergenceDetector:
 
     def _look_at_waits(self, waits: list[Any], ended: set[int]) -> None:
         for wait in waits:
+            # A rank that has returned never comes, so nothing need be waited for.
             gone = sorted(ended & set(wait.missing))
             if gone:
                 raise self._left(gone[0], wait.rank, wait.what)

@@ -125,6 +125,7 @@ def nano(
             return value
 
         def call_somewhere(*args: Any, **kwargs: Any) -> Any:
+            # In a worker, a @nano function is a part of the call that the worker runs.
             if not has_workers or context.current is not None:
                 return function(*args, **kwargs)
             size = num_processes or 1
@@ -347,7 +348,7 @@ class _LoopCall(calls.Call):
         self.detector.poll(self.workers.group, ended)
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
-        self.manifest.forget()
+        self.manifest.forget()  # workers may have changed their objects before one failed
         error = super().failure(message)
         parted = self._parted(message, error.__cause__)
         if parted is None:

@@ -200,6 +200,7 @@ class ItemRun:
             assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
 
     def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:
+        # A result with arrays has come before, in a `Delivery`.
         index, arrived = self._running[rank], self._results.pop(rank, None)
         if arrived is None:
             return Outcome(index, done.result)
@@ -245,7 +246,7 @@ class ItemRun:
     def _give(self, pool: ItemPool, rank: int, index: int) -> None:
         item, task = self.task.items[index], None
         blocks = []
-        if rank not in self._informed:
+        if rank not in self._informed:  # a worker's first item in a call brings the function
             self._informed.add(rank)
             blocks += [] if self._shared is None else [self._shared]
             whole, names = self.task.function.whole, self.task.names
@@ -303,7 +304,7 @@ class ItemRun:
     def _run_again(self, rank: int, index: int, died: WorkerError) -> None:
         del self._running[rank]
         self._restarts[index] += 1
-        self._waiting.appendleft(index)
+        self._waiting.appendleft(index)  # before items that nobody has begun
         logger.warning(
             "%s %s is run again: restart %d of %d.",
             died.what,

@@ -72,6 +72,8 @@ class Orders:
         Call it in the main thread: Keras's dataset takes TensorFlow's seed when it is made.
         """
         with eager_context.seeded(self._seed.number):
+            # With a seed Keras draws the same order in each new iterator. The call's own seed must
+            # not have that effect.
             repeats = self._one_iterator or not self._seed.is_users
             orders = generation().orders(self._rows, self._size, self._epochs, repeats)
         begin, count = self._pieces * self._complete, self._pieces * self._passes

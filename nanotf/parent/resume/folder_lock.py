@@ -15,7 +15,7 @@ class FolderLock:
 
     Args:
         folder: the user's, for errors.
-        file: the file in it that is locked.
+        file: the file in it that is locked; made if it does not exist.
 
     Raises:
         InvalidArgumentError: Another `fit`, in this process or another, has it.

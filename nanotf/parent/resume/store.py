@@ -54,7 +54,7 @@ class Folder:
     """A folder of checkpoints; it is made if it does not exist.
 
     Args:
-        path: str or path.
+        path: the argument `resume` of `fit`, a str or a path.
 
     Attributes:
         path: `pathlib.Path`, the user's folder.
