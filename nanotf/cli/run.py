@@ -80,7 +80,7 @@ class Script:
     def _check(self) -> None:
         self._check_file()
         if isinstance(self.num_processes, int):
-            topology.plan(self.num_processes)
+            topology.plan(self.num_processes)  # raises if there are too few cores
 
     def _check_file(self) -> None:
         path = pathlib.Path(self.name)

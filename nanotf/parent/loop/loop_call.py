@@ -380,7 +380,7 @@ class _LoopCall(calls.Call):
             try:
                 rank, message = self.workers.receive(POLL_SECONDS)
             except queue.Empty:
-                self.workers.check_progress(())
+                self.workers.check_progress(())  # raises if a worker has ended or is stuck
                 continue
             if isinstance(message, messages.Reached):
                 self.on_message(message)

@@ -117,7 +117,7 @@ class DatasetToRead:
             index, future = self._requested(position)
         found = self._result(index, future)
         ended = _now()
-        if position > 0:
+        if position > 0:  # the first of a pass has none before it
             self._note(ended - began, ended - self._returned)
         self._returned = ended
         return found
@@ -150,7 +150,7 @@ class DatasetToRead:
         self._forget_window()
         self._turn += 1
         self._pass = reader_messages.ReadMoment(self._epoch, self._turn)
-        self._may_differ = True
+        self._may_differ = True  # the user's code may have changed it since the last pass
         size = self.size()
         if size is not None and self._shuffles:
             # As Keras does at the beginning of a pass, from the same generator.

@@ -142,6 +142,7 @@ class Folder:
         self._delete_old()
 
     def _delete_old(self) -> None:
+        # One run at a time writes here (`FolderLock`): unfinished folders are of runs that died.
         own = [path for _, path in self._numbered() if path.parent == self.own]
         for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
             if _is_marked(path):
