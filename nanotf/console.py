@@ -32,8 +32,8 @@ def say(text: object, file: TextIO | None = None) -> None:
     """Prints a text.
 
     Args:
-        text: object, printed as its `str`.
-        file: text file, default the current `sys.stdout`.
+        text: printed as its `str`; each line gets the prefix.
+        file: None for the current `sys.stdout`.
     """
     print(prefixed(str(text)), file=file or sys.stdout, flush=True)
 
@@ -55,6 +55,7 @@ class Quiet:
 
 
 def _prefix_bare_record(record: logging.LogRecord) -> bool:
+    # Looked up for each record: the program may configure logging after importing nanotf.
     if not logger.hasHandlers():
         record.msg, record.args = prefixed(record.getMessage()), ()
     return True

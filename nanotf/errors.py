@@ -56,7 +56,7 @@ class UnsupportedVersionError(NanoError, ImportError):
 
 
 class CollectiveError(NanoError, RuntimeError):
-    """A collective failed: ranks disagree, a rank is missing, or the job was aborted."""
+    """A collective failed: ranks disagree, a rank is missing, or the call was aborted."""
 
 
 class JobError(NanoError, RuntimeError):
@@ -72,7 +72,7 @@ class RecordError(NanoError, ValueError):
 
 
 class WorkerError(NanoError, RuntimeError):
-    """A worker reported an exception, or ended before its job did.
+    """A worker reported an exception, or ended before the call did.
 
     Args:
         message: str, what happened, and what to do about it.
@@ -150,7 +150,7 @@ def catchable_as(error: WorkerError, original: BaseException | None, message: st
     of `WorkerError` win where names are equal. `original` is its `__cause__`.
 
     Args:
-        error: `WorkerError`.
+        error: the error to report. Its `__cause__` is set to `original`, too.
         original: the exception that a worker raised, or None if it could not be sent.
         message: str, the error's new message.
 
@@ -239,7 +239,8 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
 def _kills_for_memory() -> int:
     """Returns how many processes of this machine the kernel has ended for lack of memory.
 
-    `oom_kill` in /proc/vmstat counts those of control groups, too (Linux 4.13). 0 if nobody counts.
+    The line "oom_kill" of /proc/vmstat counts those of control groups, too (Linux 4.13). 0 if there
+    is no such line.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = pathlib.Path("/proc/vmstat").read_text(encoding="ascii")
@@ -247,7 +248,7 @@ def _kills_for_memory() -> int:
     return 0
 
 
-_KILLS_BEFORE = _kills_for_memory()
+_KILLS_BEFORE = _kills_for_memory()  # the kernel counts since it booted
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

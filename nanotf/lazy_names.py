@@ -16,8 +16,7 @@ def attach(
     """Returns the functions `__getattr__` and `__dir__` of a package, see PEP 562.
 
     Args:
-        package: dict, the package's `globals()`, with `__all__`. A name is stored there at its
-            first use.
+        package: the package's `globals()`, with `__all__`. A name is stored there at its first use.
         homes: mapping of each name to the module that has it, absolute or relative to the package
             (".steps"), or to None if the name is itself a module of the package.
     """

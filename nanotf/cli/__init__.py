@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `nanotf`.
 
     Args:
-        arguments: sequence of str, default `sys.argv[1:]`.
+        arguments: the command line after the program's name; None for `sys.argv[1:]`.
 
     Returns:
-        The exit code.
+        The exit code. The script of `nanotf run` may end the process before.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The sourced scripts call these. Their options are parsed separately from `nanotf env`'s.

@@ -30,54 +30,34 @@ ROUNDING = {"float64": 1e-8, "float32": 1e-3}
 
 @dataclasses.dataclass(frozen=True)
 class FirstDifference:
-    """The first moment at which two runs differ.
+    """The first moment at which two runs differ."""
 
-    Args:
-        where: str, the moment.
-        what: str, the number that differs most.
-        one, other: list of float, its summaries; see `recording.summary`.
-        gap: float, the relative difference.
-    """
-
-    where: str
-    what: str
+    where: str  # the moment, as `recording.note` names it
+    what: str  # the number that differs most, or why the moments cannot be compared
+    # The number's summaries in both runs, see `recording.summary`; empty without a number
     one: list[float]
     other: list[float]
-    gap: float
+    gap: float  # relative difference; infinite without a number
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptRun:
-    """One run of the script.
+    """One run of the script."""
 
-    Args:
-        lines: list of dict, what it has recorded.
-        failure: str, how it failed; empty if it did not.
-    """
-
-    lines: list[dict[str, Any]]
-    failure: str
+    lines: list[dict[str, Any]]  # what it has recorded
+    failure: str  # how it ended, and the last line that it printed; empty if it exited with 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Runs a script several times.
+    """Runs a script several times."""
 
-    Args:
-        script: str, a path, or a module's name.
-        arguments: tuple of str, the script's.
-        number: int, of workers.
-        steps: int, of each `fit`.
-        is_module: bool.
-        folder: path, for the records.
-    """
-
-    script: str
-    arguments: tuple[str, ...]
-    number: int
-    steps: int
+    script: str  # a path, or a module's name
+    arguments: tuple[str, ...]  # the script's own
+    number: int  # of workers
+    steps: int  # that each `fit` runs
     is_module: bool
-    folder: str
+    folder: str  # for the records; the caller deletes it
 
     def run(self, number: int, dtype: str, **variables: str) -> ScriptRun:
         """Runs the script with a number of processes in a dtype."""
@@ -136,6 +116,7 @@ class Comparison:
                 continue
             decided = False
             yield f"{dtype}: {_told(part, 'alone', f'with {self.number} workers')}"
+            # A script without a seed differs from itself: then no layer is to blame.
             again, _ = first_part(alone.lines, self.run(1, dtype).lines, ROUNDING[dtype])
             if again is not None:
                 yield f"  Two runs alone differ, too: {_told(again, 'first', 'then')}"
@@ -155,8 +136,8 @@ def first_part(
     """Returns the first difference above rounding, or None; and the largest difference below it.
 
     Args:
-        one, other: sequences of lines, see `recording.note`.
-        rounding: float, relative.
+        one, other: the records of two runs, see `recording.note`.
+        rounding: the largest relative difference that counts as equal.
     """
     from nanotf.region import recording
 
@@ -190,6 +171,7 @@ def _told(part: FirstDifference, one: str, other: str) -> str:
 
 def _layers(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the layers whose parts differed from a call on all rows."""
+    # Backward, so that each layer's first record is kept.
     found = {line["layer"]: line for line in lines[::-1] if "layer" in line}
     for name, line in reversed(found.items()):
         yield (
@@ -258,7 +240,7 @@ def _compare(parsed: argparse.Namespace) -> int:
             f"The script must be a Python file. Received: {printable(parsed.script)}. Pass a "
             "script's path."
         )
-    topology.plan(parsed.num_processes)
+    topology.plan(parsed.num_processes)  # raises before the script runs, if cores are missing
     equal = False
     with tempfile.TemporaryDirectory(prefix="nanotf-compare-") as folder:
         comparison = Comparison(

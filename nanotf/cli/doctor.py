@@ -65,14 +65,12 @@ def examine(
     and command lines are not named.
 
     Args:
-        num_processes: int or None, the workers whose cores are shown; None for two, or one
-            if there is one core.
-        test: bool, default False; True trains with two workers on this machine, unless another
-            finding is an error.
-        facts: `Facts`, or None to examine this machine.
+        num_processes: the workers whose cores are shown; None for two, or one if there is one core.
+        test: True trains with two workers on this machine, unless another finding is an error.
+        facts: None examines this machine.
 
     Returns:
-        `Report`, with the keys of `KEYS`.
+        A dict with the keys of `KEYS`.
 
     Raises:
         InvalidArgumentError, PlacementError: This machine cannot run that many workers.

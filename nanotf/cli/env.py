@@ -43,8 +43,8 @@ def init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Returns the code of `source nanotf-init`.
 
     Args:
-        arguments: sequence of str, the arguments after the script's name.
-        environ: mapping, the shell's environment.
+        arguments: the arguments after the script's name.
+        environ: the shell's environment.
     """
     parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
     _add_options(parser)

@@ -19,34 +19,16 @@ from nanotf.machine.tensorflow_build import TensorFlowBuild, read_build
 
 @dataclass(frozen=True)
 class Platform:
-    """An operating system.
+    """An operating system."""
 
-    Args:
-        kernel: str, its name, release and instruction set.
-        distribution: str, its name and version; empty if unknown.
-        libc: str, the C library and its version; empty if unknown.
-    """
-
-    kernel: str = ""
-    distribution: str = ""
-    libc: str = ""
+    kernel: str = ""  # its name, release and instruction set
+    distribution: str = ""  # its name and version; empty if unknown
+    libc: str = ""  # the C library and its version; empty if unknown
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that the doctor examines.
-
-    Args:
-        machine: `Machine`.
-        processor: `Processor`.
-        platform: `Platform`.
-        system: `System`.
-        usage: `Usage`.
-        build: `TensorFlowBuild`.
-        installed: `Installed`.
-        native: tuple of bool and str, whether the compiled collectives can be used, and why.
-        environ: mapping, the environment variables.
-    """
+    """The facts that the doctor examines."""
 
     machine: Machine
     processor: Processor
@@ -55,7 +37,7 @@ class Facts:
     usage: Usage
     build: TensorFlowBuild
     installed: Installed
-    native: tuple[bool, str]
+    native: tuple[bool, str]  # whether the compiled collectives can be used, and why or why not
     environ: Mapping[str, str]
 
 

@@ -32,27 +32,20 @@ _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that could be better.
+    """Something that could be better."""
 
-    Args:
-        severity: str, one of `SEVERITIES`.
-        text: str, the problem.
-        fix: str, how to fix it.
-    """
-
-    severity: str
-    text: str
-    fix: str
+    severity: str  # one of `SEVERITIES`
+    text: str  # the problem and its consequences, as sentences
+    fix: str  # what to do about it, ending with a period
 
 
 def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
     """Finds problems, most important first.
 
     Args:
-        facts: `Facts`.
-        chosen: `Plan`, the cores of the workers to examine.
-        testing: bool, default False, whether a test of two workers was requested. It needs two
-            cores, so having one core is an error then.
+        chosen: the cores of the workers to examine.
+        testing: whether a test of two workers was requested. It needs two cores, so having one core
+            is an error then.
     """
     found = [
         *_of_tensorflow(facts.build, facts.system),
@@ -137,7 +130,7 @@ def _of_cores(facts: Facts, testing: bool) -> Iterator[Finding]:
             or "Give it more cores with `taskset`, the container's --cpus or --cpuset-cpus, or the "
             "scheduler's request.",
         )
-        return
+        return  # the fix for one core covers its causes: one cause gives one finding
     if causes:
         free = len(machine.usable_cores())
         text = f"nanotf uses {count(usable, 'core')} of {free}, because of {causes}."
@@ -292,7 +285,7 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
         yield Finding("warning", f"{warning.text}.", fix)
     options = state.options if state else shell_state.Options()
-    # Do not recommend tcmalloc to a user who has chosen or preloaded an allocator.
+    # Does not recommend tcmalloc to a user who has chosen or preloaded an allocator.
     chosen_one = options.allocator != "auto" or "malloc" in environ.get("LD_PRELOAD", "")
     if installed.allocator("tcmalloc") is None and not chosen_one:
         yield Finding(

@@ -31,11 +31,7 @@ _code = 1  # of the script, for the other hosts; 1 until it has ended by itself
 
 
 class First:
-    """The first of several hosts, while its script runs.
-
-    Args:
-        hosts: `Hosts`.
-    """
+    """The first of several hosts, while its script runs."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -63,14 +59,15 @@ def enter(
     """Finds the hosts of a run, and joins them.
 
     Args:
-        flag: str, the value of `--hosts`, or None to look at the environment.
-        workers: int, "auto" or None, the workers of a host if its source gives no number.
-        environ: mapping, environment variables.
-        check: callable that raises if the script cannot run; called where it is to run.
+        flag: the value of `--hosts`, or None to look at the environment.
+        workers: the workers of a host if its source gives no number; "auto" or None for one per
+            `CORES_PER_WORKER` cores.
+        environ: this process's environment variables.
+        check: raises if the script cannot run; called in the process that is to run it.
 
     Returns:
-        `First` if this is the first of several hosts; None if it is the only one; otherwise an
-        int, the exit code of the script, which has run on the first host meanwhile.
+        `First` if this is the first of several hosts; None if it is the only one; otherwise the
+        exit code of the script, which has run on the first host meanwhile.
 
     Raises:
         NanoError: The hosts are described wrongly, or this one cannot join them.
@@ -86,6 +83,7 @@ def enter(
     from nanotf.pool.hosts.secret import secret_of
 
     secret, port = secret_of(environ), _port(environ)
+    # One process of a host lends all of its workers; the others only wait for the end.
     own = _workers(found, workers) if found.local_rank == 0 else 0
     address = _address(found, environ)
     if (found.rank, found.local_rank) == (0, 0):
@@ -157,6 +155,7 @@ def _address(found: Cluster, environ: Mapping[str, str]) -> str:
                 f"Received: {INTERFACE_VARIABLE}={interface!r}. `ip -br address` lists them."
             )
         return address
+    # An address in NANOTF_HOST_ADDRESSES goes before that of the platform's interface.
     is_named = cluster.address_of(found.current, environ) != found.current
     platforms = environ.get("SM_NETWORK_INTERFACE_NAME")
     address = network.address_of_interface(platforms) if platforms and not is_named else None

@@ -38,11 +38,10 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
     """Draws a machine.
 
     Args:
-        machine: `Machine`.
-        plan: `Plan` or None; each worker's cores are shown as its rank.
+        plan: each worker's cores are shown as its rank; None shows no workers.
 
     Returns:
-        str of several lines: a box for each NUMA node, a character for each physical core, and a
+        Several lines: a box for each NUMA node, a character for each physical core, and a
         legend of the characters used.
     """
     placements = plan.placements if plan else ()

@@ -63,8 +63,8 @@ def redacted(value: Any, homes: Sequence[str]) -> Any:
     Returns plain dicts and lists, as JSON has them.
 
     Args:
-        value: any plain value.
-        homes: sequence of str, the paths of the home directory.
+        value: a value that JSON can hold; tuples are allowed.
+        homes: the paths of the home directory, see `home_directories`.
     """
     if isinstance(value, dict):
         return {key: redacted(item, homes) for key, item in value.items()}

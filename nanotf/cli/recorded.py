@@ -30,7 +30,7 @@ def main(options: dict[str, Any], name: str, arguments: tuple[str, ...]) -> None
     ready = script.prepare()
     if not isinstance(ready, Script):
         raise SystemExit(ready)
-    defaults.alone = number == 1
+    defaults.alone = number == 1  # even where the script itself asks for workers
     import tensorflow as tf
 
     tf.keras.backend.set_floatx(options["dtype"])
@@ -46,6 +46,7 @@ def _record_fits(steps: int) -> None:
     from nanotf.keras.models import Accelerated
 
     stock, fits = Accelerated.fit, 0
+    # Of `callbacks` among the arguments without `self`: scripts may pass them by position.
     place = [*inspect.signature(keras_names.model_class().fit).parameters].index("callbacks") - 1
 
     class Recorder(tf.keras.callbacks.Callback):  # type: ignore[misc]

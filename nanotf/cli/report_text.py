@@ -23,7 +23,7 @@ def render(report: dict[str, Any]) -> str:
     """Writes a report of `doctor.examine`, as wide as the terminal (or COLUMNS).
 
     Args:
-        report: dict, the report, or a printed report as parsed by `json`.
+        report: what `doctor.examine` returned, or the output of `--json` as parsed by `json`.
     """
     parts = [
         "\n".join(_wrapped(f"{name:<12}", text) for name, text in _rows(report)),

@@ -36,29 +36,19 @@ CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
 @dataclass(frozen=True)
 class Script:
-    """A script to run.
+    """A script to run."""
 
-    Args:
-        name: str, a path or a module's name, as the user wrote it.
-        arguments: tuple of str, its command-line arguments.
-        num_processes: int, "auto" or None, the default of each `fit`; None keeps a `fit` without
-            `num_processes` in one process.
-        precision, sparse: str and bool, as in `patch_tensorflow`.
-        tune: tuple of str, the default of `tune` of each `fit`.
-        smp: bool, the flag `--smp`: `num_processes` counts ranks.
-        is_module: bool, whether `name` is a module or a package.
-        hosts: str or None, the flag `--hosts`.
-    """
-
-    name: str
-    arguments: tuple[str, ...] = ()
+    name: str  # a path or a module's name, as the user wrote it
+    arguments: tuple[str, ...] = ()  # its command-line arguments
+    # The default of each `fit`, a number or "auto"; None keeps a `fit` without `num_processes` in
+    # one process.
     num_processes: int | str | None = None
-    precision: str = "float32"
-    sparse: bool = False
-    is_module: bool = False
-    hosts: str | None = None
-    tune: tuple[str, ...] = ()
-    smp: bool = False
+    precision: str = "float32"  # as in `patch_tensorflow`
+    sparse: bool = False  # as in `patch_tensorflow`
+    is_module: bool = False  # whether `name` is a module or a package
+    hosts: str | None = None  # the flag `--hosts`
+    tune: tuple[str, ...] = ()  # the default of `tune` of each `fit`
+    smp: bool = False  # the flag `--smp`: `num_processes` counts ranks
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
@@ -90,7 +80,7 @@ class Script:
     def _check(self) -> None:
         self._check_file()
         if isinstance(self.num_processes, int):
-            topology.plan(self.num_processes)
+            topology.plan(self.num_processes)  # raises if there are too few cores
 
     def _check_file(self) -> None:
         path = pathlib.Path(self.name)
@@ -201,7 +191,7 @@ class _LateVariables:
     """Variables of TensorFlow and Keras that a script sets too late. Created before it begins.
 
     Args:
-        script: str, its name, for people.
+        script: its name, as the user wrote it.
     """
 
     def __init__(self, script: str) -> None:

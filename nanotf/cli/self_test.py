@@ -24,17 +24,11 @@ TOLERANCE = 1e-4  # relative, of float32 losses
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
-
-    Args:
-        name: str.
-        passed: bool.
-        text: str, the result in words.
-    """
+    """One check."""
 
     name: str
     passed: bool
-    text: str
+    text: str  # the result in words: the measured difference, or the error
 
 
 def run_trial() -> tuple[Check, ...]:

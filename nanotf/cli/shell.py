@@ -28,11 +28,9 @@ def init_code(
     """Returns the lines that export the best known configuration.
 
     Args:
-        machine: `Machine`.
-        environ: mapping, the shell's environment.
-        options: `Options`.
-        installed: `Installed`, or None to look.
-        quiet: bool, default False; True prints no table.
+        environ: the shell's environment.
+        installed: None looks for it on this machine.
+        quiet: True prints no table.
 
     Returns:
         The lines, and the `Environment` that they create.
@@ -42,7 +40,7 @@ def init_code(
     """
     found = shell_environment(machine, environ, options, installed)
     state = initialised(environ, options, found)[STATE_VARIABLE]
-    # First restores the variables that only an earlier `nanotf-init` with other options set.
+    # First restores the variables that only an earlier `nanotf-init` with other options has set.
     lines = [line for name, line in _restoring(environ) if name not in found.variables]
     lines += [_assign(name, value) for name, value in found.variables.items()]
     lines.append(_assign(STATE_VARIABLE, state))

@@ -165,16 +165,15 @@ def wait_for(
             f"`nanotf jobs stop {job.name}` ends it.",
             sys.stderr,
         )
-        raise SystemExit(130) from None
+        raise SystemExit(130) from None  # 128 + SIGINT, as shells report Ctrl-C
 
 
 def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
     """Says how a job has ended. Returns the exit code of the command.
 
     Args:
-        job: `JobFolder`.
-        state: its final `State`.
-        logs: bool, whether the terminal shows the job's log, which is not repeated then.
+        state: the state that `wait_for` returned.
+        logs: whether the terminal shows the job's log, which is not repeated then.
     """
     if state.status == record.COMPLETED:
         model = follow.model_data(job)

@@ -24,53 +24,37 @@ _IDLE = 0.05  # cores; processes that use less are left out
 
 @dataclass(frozen=True)
 class BusyProcess:
-    """A process that uses processor time.
+    """A process that uses processor time."""
 
-    Args:
-        name: str, the program's name, on one line.
-        pid: int.
-        yours: bool, whether it belongs to the user who asks.
-        cores: float, processor time per time; 2.0 keeps two logical CPUs busy.
-        on_usable_cores: bool, whether it may run on logical CPUs that this process may use.
-    """
-
-    name: str
+    name: str  # the program's name, on one line
     pid: int
-    yours: bool
-    cores: float
-    on_usable_cores: bool = True
+    yours: bool  # whether it belongs to the user who asks
+    cores: float  # processor time per time; 2.0 keeps two logical CPUs busy
+    on_usable_cores: bool = True  # whether it may run on logical CPUs that this process may use
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The use of the machine while it was sampled.
+    """The use of the machine while it was sampled."""
 
-    Args:
-        load_averages: tuple of float, of the last 1, 5 and 15 minutes; empty if unknown.
-        busy_cores: float, logical CPUs that were busy on the whole machine. In a container this
-            includes processes that are not visible there.
-        stolen_cores: float, logical CPUs that a hypervisor gave to other virtual machines.
-        processes: tuple of `BusyProcess`, the visible processes except this one, busiest first.
-        pools: tuple of (int, tuple of int) pairs: a process id, and the logical CPUs to which the
-            workers of that process are pinned.
-        memory_available, shm_free: int or None, bytes; None if unknown.
-    """
-
-    load_averages: tuple[float, ...] = ()
+    load_averages: tuple[float, ...] = ()  # of the last 1, 5 and 15 minutes; empty if unknown
+    # Logical CPUs that were busy on the whole machine. In a container this includes processes that
+    # are not visible there.
     busy_cores: float = 0.0
-    stolen_cores: float = 0.0
-    processes: tuple[BusyProcess, ...] = ()
+    stolen_cores: float = 0.0  # logical CPUs that a hypervisor gave to other virtual machines
+    processes: tuple[BusyProcess, ...] = ()  # the visible processes except this one, busiest first
+    # Each a process id, and the logical CPUs to which the workers of that process are pinned
     pools: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    memory_available: int | None = None
-    shm_free: int | None = None
+    memory_available: int | None = None  # bytes; None if unknown
+    shm_free: int | None = None  # bytes in /dev/shm; None if there is none
 
 
 def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
     """Samples the use of this machine. Waits for the given time.
 
     Args:
-        machine: `Machine`, whose allowed logical CPUs count as usable.
-        seconds: float, default 0.5 s.
+        machine: its allowed logical CPUs count as usable.
+        seconds: length of the sample.
     """
     allowed = {cpu.id for cpu in machine.allowed_cpus()}
     shm = pathlib.Path("/dev/shm")

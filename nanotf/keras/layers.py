@@ -31,6 +31,7 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=KerasTwin):  # type: ignore[mi
         of_table, of_output = map(given.get, ("embeddings_regularizer", "activity_regularizer"))
         if of_table is not None and of_output is None:
             given["activity_regularizer"] = given.pop("embeddings_regularizer")
+        # While TensorFlow is patched, both act as in Keras, so that working programs do not fail.
         elif of_table is not None and Embedding in type(self).__mro__ and not patched:
             raise InvalidArgumentError(
                 "nanotf's Embedding applies embeddings_regularizer to the layer's output, like "

@@ -40,12 +40,12 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=KerasTwin):  # type: ignore[m
     values instead of squaring their sum.) A step takes time and memory for the rows of the
     batch; Adam's takes them for the whole table.
 
-    `torch.optim.SparseAdam` (PyTorch) and `LazyAdam` (TensorFlow Addons) do the same, including
-    the bias correction by the global step.
+    PyTorch's SparseAdam and the LazyAdam of TensorFlow Addons do the same, including the bias
+    correction by the global step.
 
     Keras still changes whole variables, at their full cost: `weight_decay` shrinks all rows at
-    each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema` averages
-    all rows. Clipping sees the summed rows.
+    each step, unless Keras's method exclude_from_weight_decay names the embedding, and `use_ema`
+    averages all rows. Clipping sees the summed rows.
 
     With `jit_compile=True` in one process, the shape of the batch must determine how many rows a
     step looks up. If it does not (after a `tf.boolean_mask` or `tf.unique` in the model), the

@@ -20,18 +20,12 @@ from nanotf.shipping import orders
 
 @dataclasses.dataclass(frozen=True)
 class Unrecorded:
-    """A completed epoch that `History` may not have recorded yet: `History` is the last callback.
+    """A completed epoch that `History`, the last callback, may not have recorded yet."""
 
-    Args:
-        turn: int, the turn of the state block with the state after the epoch.
-        epoch: int.
-        logs: the logs for `on_epoch_end`.
-        recorded: the result of `ParentCallbacks.recorded` before the epoch's end.
-    """
-
-    turn: int
+    turn: int  # the turn of the state block with the state after the epoch
     epoch: int | None
-    logs: Any
+    logs: Any  # what `on_epoch_end` gets
+    # The result of `ParentCallbacks.recorded` before the callbacks of the epoch's end
     recorded: list[dict[str, int]]
 
 
@@ -42,8 +36,7 @@ class ParentCallbacks:
         callbacks: the argument of `fit`: None, a callback, a list, or a `CallbackList`.
         model: the user's model.
         verbose: 0, 1, 2 or "auto", as in `fit`.
-        epochs: int.
-        steps: int or None, batches per epoch.
+        steps: batches per epoch; None if unknown.
 
     Attributes:
         events: frozenset of str, hooks that rank 0 must report.
@@ -145,8 +138,7 @@ class ParentCallbacks:
         """Makes each `History` record an epoch, unless it already has.
 
         Args:
-            epoch: int.
-            logs: dict of str to float.
+            logs: the epoch's metrics by name.
             before: the result of `recorded` before the callbacks of the epoch's end.
         """
         for history, counts in zip(self._histories, before, strict=True):

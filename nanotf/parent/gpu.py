@@ -31,9 +31,9 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 
     Args:
         model: a Keras model.
-        method: str, the method's name.
-        given: mapping of str to object, the arguments that it was given.
-        num_processes: int, the user's argument; only reported.
+        method: "evaluate" or "predict".
+        given: the method's arguments by name, without nanotf's own.
+        num_processes: the user's argument; only reported.
 
     Returns:
         The result of Keras's method.
@@ -42,6 +42,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
         f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
         "falls back to Keras's own, in this process."
     )
+    # Keras opens the data a second time here, and looks at the first batches again.
     read_ahead.reopen(*given.values())
     return getattr(model, method)(**given)
 
@@ -56,9 +57,9 @@ def fit(
 
     Args:
         call: `model_call.ModelCall`, of a compiled and built Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        num_processes: int, the user's argument; only reported.
-        names: list of str, the devices.
+        given: the arguments of Keras's `fit` that were given.
+        num_processes: the user's argument; only reported.
+        names: the devices, see `devices`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -69,6 +70,7 @@ def fit(
         "to tf.distribute.MirroredStrategy over them, in this process."
     )
     strategy = tf.distribute.MirroredStrategy(names)
+    # The copy's initializers draw random numbers; those of the user's program stay the same.
     with keras_names.kept_random_states(), strategy.scope():
         theirs = model_copy.copy_of(call)
     model, replica = call.model, theirs[0]
@@ -112,7 +114,7 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
             callbacks.call(name, index, logs)
             if with_state:
                 model_copy.copy_state(ours, theirs)
-            if model.stop_training:
+            if model.stop_training:  # the user's callbacks set it on the user's model
                 replica.stop_training = True
 
         return hook

@@ -26,9 +26,8 @@ class ModelCall(calls.Call):
 
     Args:
         model: a Keras model.
-        arguments: `FitArguments`.
-        size: int, number of workers.
-        sharding: str, where datasets are read, see `FitData`.
+        size: number of workers.
+        sharding: which processes read datasets, see `FitData`.
 
     Attributes:
         callbacks: `ParentCallbacks`, set by `begin`.
@@ -49,6 +48,8 @@ class ModelCall(calls.Call):
         known = set(map(id, keras_names.metric_state(model)))
         with keras_names.scope_of(model):
             self.build()
+        # In one process Keras builds these metrics in its first step, too late to reset them before
+        # the first epoch: what they hold counts.
         new = {i: v for i, v in enumerate(keras_names.metric_state(model)) if id(v) not in known}
         values = {place: variable.numpy() for place, variable in new.items()}
         self.unreset = {place: value for place, value in values.items() if value.any()}

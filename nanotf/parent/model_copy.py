@@ -15,7 +15,7 @@ def copy_of(call: Any) -> Side:
     """Makes a compiled copy of a model. Its variables do not have the model's values yet.
 
     Args:
-        call: `model_call.ModelCall`.
+        call: `model_call.ModelCall` of the user's model, which is built.
     """
     # Not checked: under a strategy's scope, variables are the strategy's.
     copy, numbered = heap.load_model(call.traced.heap, is_checked=False)

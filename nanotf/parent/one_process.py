@@ -16,7 +16,7 @@ def fit(call: KerasCall, hint: str = "") -> Any:
 
     Args:
         call: the call of Keras's `fit`.
-        hint: the end of the report's text.
+        hint: the end of the report's text, such as what may be faster.
 
     Returns:
         A `keras.callbacks.History`.

@@ -28,7 +28,7 @@ def refuse_data(model: Any, specs: Any, method: str) -> None:
     Args:
         model: a model, compiled unless it is for "predict".
         specs: nested structure of `tf.TensorSpec` or None, of one batch.
-        method: str, "fit", "evaluate" or "predict".
+        method: "fit", "evaluate" or "predict".
     """
     if _look_wrong(model, specs, method):
         trace_step(model, specs, method)
@@ -41,7 +41,7 @@ def _look_wrong(model: Any, specs: Any, method: str) -> bool:
     """
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
-        return True
+        return True  # Keras's steps take x, y and sample weights
     if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
         return False  # its own step may not need them
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
@@ -65,8 +65,8 @@ def refuse_weights(model: Any, specs: Any, method: str) -> None:
     has, since a worker's part may have as many rows as weights per row.
 
     Args:
-        model, specs, method: as in `refuse_data`. The model is built, and the specs have the
-            rows that Keras knows.
+        model, specs, method: as in `refuse_data`. The model is built, and the specs have the rows
+            that Keras knows.
     """
     tf = require_tensorflow()
     shapes = [spec.shape for spec in tf.nest.flatten(specs) if spec is not None]
@@ -112,8 +112,8 @@ def trace_step(
 
     Args:
         model, specs, method: as in `refuse_data`.
-        shapes: sequence of tuple of int, of the arrays of a batch, flattened: the step also runs,
-            on zeros of these shapes. None for no batch.
+        shapes: those of a batch's arrays, flattened: the step also runs, on zeros of these shapes.
+            None only traces it.
     """
     tf = require_tensorflow()
     name = f"{STEPS[method]}_function"
@@ -137,7 +137,7 @@ def trace_step(
         if not keras_build.needs_call(model):
             variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
-    if shapes is not None:
+    if shapes is not None:  # a step that runs also counts metrics and draws random numbers
         changed = [*keras_names.metric_variables(model), *generation().seed_variables(model)]
         kept += [(v, v.numpy()) for v in changed]
     try:

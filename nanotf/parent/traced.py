@@ -24,26 +24,18 @@ _TRACED = "_nanotf_traced"  # attribute of a step function: dict of text to `Tra
 
 @dataclasses.dataclass
 class TracedModel:
-    """A model as it was when a step function was traced for batches of one kind.
+    """A model as it was when a step function was traced for batches of one kind."""
 
-    Args:
-        heap: bytes, the model, pickled by `shipping.objects.heap.dump_model`.
-        numbered: list of the objects that are sent by number.
-        trainable: list of the variables that were trained.
-        number: int, another one for each set of Keras's functions. Random operations in them count
-            what they have drawn, so workers reuse the functions of one set only. 0 if steps run
-            eagerly.
-        runs_python: bool, whether the steps run Python code (`tf.py_function`), None if unknown.
-        attributes: see `keras_names.plain_attributes`, those after `on_train_begin`, once known.
-        summaries: dict of str to `summary_state.WriterState`, those that its steps write with.
-    """
-
-    heap: bytes
-    numbered: list[Any]
-    trainable: list[Any]
+    heap: bytes  # the model, pickled by `shipping.objects.heap.dump_model`
+    numbered: list[Any]  # the objects that are sent by number
+    trainable: list[Any]  # the variables that were trained
+    # Another one for each set of Keras's functions. Random operations in them count what they have
+    # drawn, so workers reuse the functions of one set only. 0 if steps run eagerly.
     number: int = 0
-    runs_python: bool | None = None
+    runs_python: bool | None = None  # whether the steps run Python code; None if unknown
+    # After `on_train_begin`, see `keras_names.plain_attributes`; None until a call has got there
     attributes: tuple[dict[str, Any], ...] | None = None
+    # `summary_state.WriterState` of the writers that its steps write with
     summaries: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def holds_for(self, now: TracedModel) -> bool:
@@ -67,14 +59,14 @@ def traced(
     Args:
         model: the user's model.
         heap, numbered: of `shipping.objects.heap.dump_model`, now.
-        specs_by_step: dict of str to nested structure of `tf.TensorSpec`: what the call runs,
-            "train", "test" or "predict", the first named for it, and a batch as Keras sees it.
+        specs_by_step: nested structure of `tf.TensorSpec`, a batch as Keras sees it, by the name of
+            a step that the call runs ("train", "test", "predict"). The first names the call.
     """
     now = TracedModel(heap, numbered, generation().trainable_variables(model))
     found = None
     for step, specs in specs_by_step.items():
         function = None if model.run_eagerly else keras_names.step_function(model, step)
-        if not hasattr(function, "__dict__"):
+        if not hasattr(function, "__dict__"):  # steps run eagerly, or nothing can be noted on it
             return now
         by_kind = vars(function).setdefault(_TRACED, {})
         known = by_kind.get(repr(specs))

@@ -16,14 +16,14 @@ from typing import Any
 from nanotf.console import LIBRARIES
 from nanotf.wire import messages
 
-_KEPT = 256
+_KEPT = 256  # of the latest; an older one may be given twice
 _given: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)  # logger and text
 
 
 def _note(record: logging.LogRecord) -> bool:
     if record.levelno >= logging.WARNING:
         _given.append((record.name, record.getMessage()))
-    return True
+    return True  # a filter that only listens
 
 
 @functools.cache

@@ -58,9 +58,9 @@ def draw(
     Args:
         file: a path or a binary file.
         call, times: the recorded times of parent and workers.
-        workers: sequence of `WorkerReport`, by rank.
-        names: sequence of str, of the tracks: the parent's, then the workers'; one for one process.
-        titles: tuple of str, of the timeline and of the sums; "" is none.
+        workers: their sums, by rank.
+        names: those of the tracks: the parent's, then the workers'; one for one process.
+        titles: those of the timeline and of the sums; "" is none.
     """
     # Not pyplot, which would choose a backend for the whole process and keep the figure.
     from matplotlib.figure import Figure

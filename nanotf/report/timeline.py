@@ -36,18 +36,19 @@ class WorkerReport:
     everything except `rebuilding` and communication.
 
     Args:
-        rank: int.
+        rank: int, the worker's number in the call, from 0.
         rebuilding: float, rebuilding the model, or finding it from an earlier call; loading its
             values; making the datasets.
         first_steps: float, the first step of training and the first of validation, which include
             tracing.
         input: float, waiting for data in other steps.
-        compute: float.
+        compute: float, the rest of other steps.
         communication: float, copying and summing what ranks exchange.
         communication_wait: float, waiting there for other ranks.
-        between_steps: float.
+        between_steps: float, the rest of the epochs: Keras's Python, making iterators.
         hooks: float, waiting within epochs for callbacks.
-        epoch_ends: float.
+        epoch_ends: float, from an epoch's end to the next one's beginning: handing over weights,
+            waiting for callbacks.
         total: float, from the call's arrival to its end.
         executions: int, of steps, the first included.
     """
@@ -118,17 +119,12 @@ def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice of a track, in nanoseconds.
-
-    Args:
-        name: str.
-        began, ended: int.
-        numbers: dict of str to float, shown with it.
-    """
+    """A slice of a track, in nanoseconds."""
 
     name: str
     began: int
     ended: int
+    # Shown with it, by name; names say the unit.
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
 
 

@@ -34,15 +34,10 @@ class _Measured(Exception):
 
 @dataclasses.dataclass
 class StepTime:
-    """The function of `nanotf.map` in a measurement.
-
-    Args:
-        recipe: `Recipe`.
-        parameters: mapping of str to value.
-    """
+    """The function of `nanotf.map` in a measurement."""
 
     recipe: Recipe
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # by name
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -51,8 +46,8 @@ class StepTime:
         """Returns the seconds of a training step.
 
         Args:
-            slot: int, tells the workers apart.
-            fit: mapping of str to object, arguments of `fit`.
+            slot: the item of `nanotf.map`; not used.
+            fit: the arguments of `fit` that all trials share.
         """
         model = self.recipe.model(self.parameters)
         arguments = self.recipe.fit_arguments(self.parameters, fit)
@@ -92,9 +87,10 @@ def decide(step: Mapping[int, float], trials: int) -> int:
     """Returns the number of workers with which the trials end first.
 
     Args:
-        step: mapping of the number of workers to the seconds of a step on each. Not empty.
-        trials: int. Ten trials on eight workers take as long as sixteen.
+        step: seconds of a step on each worker, by the number of workers. Not empty.
+        trials: how many are left.
     """
+    # Whole rounds count: ten trials on eight workers take as long as sixteen.
     return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
 
 
@@ -102,9 +98,8 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
     """Returns the number of workers for a search, measured once in a study.
 
     Args:
-        request: `Request`.
         study: `optuna.Study`, which remembers the measurement.
-        trials: int, the trials that are left.
+        trials: how many are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
     plans = candidates.candidates(request.cores_per_process, request.cores)
@@ -117,7 +112,7 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
         known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
         study.set_user_attr(studies.PARALLEL, known)
     step = {int(n): t for n, t in known["step"].items() if int(n) in numbers}
-    if not step:
+    if not step:  # nothing was measured: trials raised what `catch` names, or had no step
         return max(numbers)
     chosen = decide(step, trials)
     if verbose != 0:
@@ -133,6 +128,7 @@ def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     function = StepTime(request.recipe, suggest(draw, request.space))
     found: dict[str, float] = {}
     for number in numbers:
+        # `cores_per_process` limits several workers; a single one may use all cores.
         try:
             steps = mapping.map(
                 function,

@@ -81,7 +81,7 @@ class SearchResult:
     def table(self) -> list[dict[str, Any]]:
         """list of dicts, one per trial: number, state, value, epochs, seconds, params, error.
 
-        `study.trials_dataframe()` is Optuna's table, for pandas.
+        For pandas, Optuna's own table is the method trials_dataframe of `study`.
         """
         return [_row(trial) for trial in self.study.trials]
 

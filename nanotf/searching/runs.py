@@ -26,10 +26,9 @@ class SearchRun:
     """One call of `search`.
 
     Args:
-        request: `Request`.
-        study: `optuna.Study`.
-        storage: its storage.
-        seed: int.
+        study: `optuna.Study`, open in this process.
+        storage: its storage, which each worker opens, too.
+        seed: that of the search, see `studies.seed_for`.
         verbose: as in `search`.
     """
 
@@ -45,7 +44,7 @@ class SearchRun:
         """Runs the trials that are left.
 
         Args:
-            keep: bool, whether the study is to be copied into memory: its storage ends.
+            keep: True copies the study into memory, since its storage ends with the call.
         """
         try:
             studies.fail_dead_trials(self._study)  # of an earlier call
@@ -104,6 +103,7 @@ class SearchRun:
 
     def _take(self, number: int, model: Any) -> None:
         """Keeps a model if it is the best so far."""
+        # Another worker may have completed a better trial since this one looked.
         if model is not None and self._study.best_trial.number == number:
             self._best = number, model
 

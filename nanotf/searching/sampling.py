@@ -21,18 +21,14 @@ def seed_of(base: int, number: int) -> int:
     """Returns the seed of a trial; `numpy.random.SeedSequence` mixes the two numbers.
 
     Args:
-        base: int, the search's seed.
-        number: int, the trial's number.
+        base: the search's seed.
+        number: the trial's, in the study.
     """
     return int(np.random.SeedSequence((base, number)).generate_state(1)[0])
 
 
 def default_sampler(seed: int) -> Any:
-    """Makes Optuna's default sampler.
-
-    Args:
-        seed: int.
-    """
+    """Makes Optuna's default sampler."""
     with warnings.catch_warnings():
         # Optuna 4 calls `constant_liar` experimental. It keeps parallel trials apart.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -47,8 +43,8 @@ class SeededSampler(optuna.samplers.BaseSampler):  # type: ignore[misc] # Any to
     trials it reads from the study.
 
     Args:
-        make: callable, takes `seed` and returns a sampler.
-        seed: int, the search's seed.
+        make: takes `seed` by name and returns a sampler.
+        seed: the search's seed.
     """
 
     def __init__(self, make: Callable[..., Any], seed: int) -> None:

@@ -1,9 +1,10 @@
 """`nanotf.search`: hyperparameters of a Keras model, on warm workers with their own cores.
 
-    search                arguments.check   everything wrong is found before a process starts
-      Run.run             studies           opens the study; enqueues the trials of dead processes
-        measure.choose    parallel="auto"
-        mapping.imap      one item a trial; `trials.TrialFunction` runs in the workers
+    search                    `search_arguments.check` finds what is wrong before a process starts
+      studies.open_study
+      runs.SearchRun.run      enqueues the trials of dead processes, runs those that are left
+        auto_parallel.choose  parallel="auto"
+        mapping.imap          one item a trial; `trials.TrialFunction` runs in the workers
       SearchResult
 
 Optuna's storage connects the processes: each worker opens the study, asks Optuna for a trial's
@@ -128,7 +129,7 @@ def search(
     search_arguments.check_study(storage, study_name)
     search_arguments.check_pruner(pruner)
     seed = search_arguments.check_seed(seed)
-    search_arguments.check_sampler(sampler, 0)
+    search_arguments.check_sampler(sampler, 0)  # before the study, which knows the seed, is opened
     with studies.log_level(verbose), studies.storage_for(storage) as opened:
         study = studies.open_study(opened, study_name, request.direction, metric, pruner)
         with studies.sole_search(study):

@@ -27,31 +27,18 @@ LOSSES = ("loss", "val_loss")  # what training minimizes
 
 @dataclasses.dataclass(frozen=True)
 class SearchArguments:
-    """The checked arguments of a search.
-
-    Args:
-        recipe: `Recipe`.
-        space: dict of str to distribution.
-        fit: dict of str to object, the arguments of `fit` that all trials share.
-        direction: "minimize" or "maximize".
-        trials: int, how many trials the study shall have.
-        parallel: int or "auto".
-        cores_per_process: int or None.
-        cores: sequence of int or None.
-        catch: tuple of exception classes.
-        max_restarts: int.
-    """
+    """The checked arguments of a search."""
 
     recipe: Recipe
-    space: dict[str, Any]
-    fit: dict[str, Any]
-    direction: str
-    trials: int
-    parallel: int | str
-    cores_per_process: int | None
-    cores: Any
-    catch: tuple[type[Exception], ...]
-    max_restarts: int
+    space: dict[str, Any]  # distribution of Optuna by the parameter's name
+    fit: dict[str, Any]  # the arguments of `fit` that all trials share
+    direction: str  # one of `DIRECTIONS`
+    trials: int  # how many the study shall have, earlier ones included
+    parallel: int | str  # how many run at a time, or "auto"
+    cores_per_process: int | None  # None for equal shares
+    cores: Any  # logical CPUs, a sequence of int; None for all that are usable
+    catch: tuple[type[Exception], ...]  # with which a trial fails, and the search continues
+    max_restarts: int  # how often a trial whose worker died is tried again
 
 
 def check(
@@ -225,8 +212,8 @@ def check_sampler(sampler: Any, seed: int) -> Any:
     """Returns the sampler to use.
 
     Args:
-        sampler: sampler of Optuna, callable that takes `seed` and returns one, or None.
-        seed: int.
+        sampler: as in `search`: a sampler of Optuna, a function of `seed`, or None.
+        seed: that of the search; makes one sampler, which shows whether the function works.
     """
     base = require_optuna().samplers.BaseSampler
     if isinstance(sampler, base):

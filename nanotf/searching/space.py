@@ -20,10 +20,10 @@ def distributions(space: Any) -> dict[str, Any]:
     """Makes the short forms of a space distributions of Optuna.
 
     Args:
-        space: mapping of str to `FORMS`.
+        space: the user's: one of `FORMS` by each parameter's name.
 
     Returns:
-        A dict of str to `optuna.distributions.BaseDistribution`, in the order of `space`.
+        `optuna.distributions.BaseDistribution` by name, in the order of `space`.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: The space cannot be used; names the
@@ -97,10 +97,10 @@ def suggest(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         trial: `optuna.trial.Trial`.
-        space: mapping of str to distribution.
+        space: distributions by name, see `distributions`.
 
     Returns:
-        A dict of str to value.
+        The values by name.
     """
     known = require_optuna().distributions
     found: dict[str, Any] = {}

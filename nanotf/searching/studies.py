@@ -40,7 +40,7 @@ PARALLEL = "nanotf_parallel"
 BEGINS = "nanotf_begins"  # with a host: [the number of trials before, the process as in PROCESS]
 SEARCH = "nanotf_search"  # the process that searches in it, as in PROCESS; None for none
 
-SQLITE_SECONDS = 60.0  # a worker waits that long while others write
+SQLITE_SECONDS = 60.0  # a worker waits that long, at most, while others write
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def storage_for(given: Any) -> Iterator[Any]:
     """Opens a storage that worker processes can open, too.
 
     Args:
-        given: str, an address of a database; an Optuna storage; or None for a temporary file.
+        given: the address of a database; a storage of Optuna; or None for a temporary file.
 
     Yields:
         An Optuna storage.
@@ -169,7 +169,7 @@ def seed_for(study: Any, seed: int | None) -> int:
 
     Args:
         study: `optuna.Study`.
-        seed: int or None for that of an earlier call or, in a new study, one from NumPy's global
+        seed: None for that of an earlier call or, in a new study, one from NumPy's global
             generator.
     """
     if seed is None:
@@ -182,7 +182,7 @@ def training_seed(seed: int, trial: Any) -> int:
     """Returns the seed of a trial's training: a trial that is tried again has that of the first.
 
     Args:
-        seed: int, the search's seed.
+        seed: the search's seed.
         trial: trial of Optuna.
     """
     return seed_of(seed, number_of(trial))
@@ -193,7 +193,7 @@ def in_memory(study: Any, storage: Any) -> Any:
 
     Args:
         study: `optuna.Study`.
-        storage: its storage.
+        storage: where the study is.
     """
     optuna = require_optuna()
     memory = optuna.storages.InMemoryStorage()
@@ -229,6 +229,7 @@ def _is_dead(process: Any) -> bool:
         return False
     try:
         found = psutil.Process(pid)
+        # The kernel gives ids of ended processes to new ones, which began at another time.
         return bool(found.create_time() != began or found.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
@@ -239,11 +240,11 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
 
     Args:
         study: `optuna.Study`.
-        max_restarts: int, how often parameters are tried again; None for always, since the program
-            was interrupted.
+        max_restarts: how often parameters are tried again; None for always, since the program was
+            interrupted.
 
     Returns:
-        A list of the numbers of trials that are not tried again.
+        The numbers of the trials that are not tried again.
     """
     running = require_optuna().trial.TrialState.RUNNING
     before, beginner = study.user_attrs.get(_begins(), (0, None))

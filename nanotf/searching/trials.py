@@ -1,7 +1,7 @@
 """Runs the trials of a search in a worker: trains their models and reports their epochs.
 
-A trial is Optuna's own: `Study.optimize` with one trial, on a study in a storage that all workers
-open. So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
+A trial is Optuna's own: `optimize` with one trial, on a study in a storage that all workers open.
+So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from nanotf.searching.space import suggest
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Makes a model from parameters and trains it.
+    """Makes a model from parameters and trains it."""
 
-    Args:
-        build: callable, returns a compiled model.
-        data: callable or None, returns arguments of `fit`.
-        metric: str, a name in the logs of an epoch.
-    """
-
-    build: Callable[..., Any]
-    data: Callable[..., Any] | None
-    metric: str
+    build: Callable[..., Any]  # takes parameters by name, returns a compiled model
+    data: Callable[..., Any] | None  # the same, returns data; None if all trials share them
+    metric: str  # a name in the logs of an epoch
 
     def model(self, parameters: Mapping[str, Any]) -> Any:
         """Builds the model.
@@ -56,8 +50,8 @@ class Recipe:
         """Returns the arguments of `fit` for parameters; callbacks are copies.
 
         Args:
-            parameters: mapping of str to value.
-            fit: mapping of str to object, the arguments that all trials share.
+            parameters: by name.
+            fit: the arguments that all trials share.
         """
         found = dict(fit)
         if self.data is not None:
@@ -149,31 +143,18 @@ def _reporter(metric: str, trial: Any) -> Any:
 
 @dataclasses.dataclass
 class TrialFunction:
-    """The function of `nanotf.imap` in a search: runs one trial.
-
-    Args:
-        recipe: `Recipe`.
-        space: dict of str to distribution.
-        study: bytes, the pickled arguments of `optuna.load_study`.
-        seed: int.
-        reseed: bool, whether each worker's sampler draws its own random numbers.
-        catch: tuple of exception classes with which a trial fails, and the search continues.
-        max_restarts: int.
-        log_level: int, of Optuna's logger.
-        lock: path of the file for `studies.beginning`.
-        items: str, in common to the items of one call, and no others.
-    """
+    """The function of `nanotf.imap` in a search: runs one trial."""
 
     recipe: Recipe
-    space: dict[str, Any]
-    study: bytes
-    seed: int
-    reseed: bool
-    catch: tuple[type[Exception], ...]
-    max_restarts: int
-    log_level: int
-    lock: pathlib.Path
-    items: str
+    space: dict[str, Any]  # distribution of Optuna by the parameter's name
+    study: bytes  # the pickled arguments of `optuna.load_study`
+    seed: int  # of the search
+    reseed: bool  # whether each worker's sampler draws its own random numbers
+    catch: tuple[type[Exception], ...]  # with which a trial fails, and the search continues
+    max_restarts: int  # how often a trial whose worker died is tried again
+    log_level: int  # of Optuna's logger
+    lock: pathlib.Path  # the file for `studies.beginning`
+    items: str  # what the items of one call, and no others, have in common
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"  # errors name the function so
@@ -183,17 +164,19 @@ class TrialFunction:
         """Runs a trial.
 
         Args:
-            slot: int, tells the items of `nanotf.imap` apart.
-            fit: mapping of str to object, arguments of `fit`.
+            slot: the item of `nanotf.imap`; Optuna gives the trial its number.
+            fit: the arguments of `fit` that all trials share.
 
         Returns:
             A tuple of the trial's number, and of its model if it is the best so far, or None.
         """
         study = self._opened()
         item = f"{self.items} {slot}"
+        # A worker that died may have ended the trial before its result arrived.
         done = studies.ended_for(study, item)
         if done is not None:
             return done, None
+        # Enqueues parameters of a worker that died: this trial may take them.
         with studies.beginning(study, self.lock, item, self.max_restarts) as begun:
             run = _OneTrial(self, fit, begun)
             study.optimize(run.objective, n_trials=1, catch=self.catch)
@@ -215,17 +198,11 @@ class TrialFunction:
 
 @dataclasses.dataclass
 class BestModel:
-    """The function of `nanotf.map` that trains the model of an ended trial again.
-
-    Args:
-        recipe: `Recipe`.
-        parameters: dict of str to value.
-        seed: int, of the trial.
-    """
+    """The function of `nanotf.map` that trains the model of an ended trial again."""
 
     recipe: Recipe
-    parameters: dict[str, Any]
-    seed: int
+    parameters: dict[str, Any]  # by name
+    seed: int  # of the trial, see `studies.training_seed`
 
     def __post_init__(self) -> None:
         self.__qualname__ = "nanotf.search"
@@ -234,8 +211,8 @@ class BestModel:
         """Returns the trained model.
 
         Args:
-            number: int, of the trial.
-            fit: mapping of str to object, arguments of `fit`.
+            number: of the trial; not used.
+            fit: the arguments of `fit` that all trials share.
         """
         require_tensorflow().keras.utils.set_random_seed(self.seed)
         model, _ = self.recipe.train(self.parameters, fit, None)
@@ -246,9 +223,7 @@ class _OneTrial:
     """One trial in a worker.
 
     Args:
-        function: `TrialFunction`.
-        fit: mapping of str to object.
-        begun: callable, see `studies.beginning`.
+        begun: see `studies.beginning`.
 
     Attributes:
         number: int, of the trial; -1 before it begins.

@@ -22,15 +22,16 @@ def candidates(
     of 16 on 56 cores, since 16 processes would use only 48.
 
     Args:
-        cores_per_process: int or None for equal shares of all usable cores.
-        cores: sequence of int or None, the logical CPUs to divide.
-        machine: `Machine` or None for this machine.
+        cores_per_process: None for equal shares of all usable cores.
+        cores: the logical CPUs to divide; None for all that are usable.
+        machine: None for this machine; its other pools and the shell's settings count then.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
     """
     if machine is None:
-        neighbours.plan(1, None, cores)  # raises if `cores` are wrong
+        # Raises if `cores` are wrong: below, a `PlacementError` only ends the search for numbers.
+        neighbours.plan(1, None, cores)
         described, cap = topology.describe_machine(), shell_state.cores_cap(os.environ)
     else:
         described, cap = machine, None
@@ -55,14 +56,15 @@ def _well_shared(
     """Returns the best number near each power of two, and the largest number.
 
     Args:
-        plans: mapping of int to `Plan`, for 1, 2, 3, ... processes.
-        slow: frozenset of int, the efficiency cores.
-        equal_shares: bool, whether the processes divide all cores equally.
+        plans: by number of processes: 1, 2, 3, ... without a gap.
+        slow: logical CPUs of efficiency cores.
+        equal_shares: whether the processes divide all cores equally.
     """
 
     def cost(number: int, power: int) -> tuple[bool, bool, int, int]:
         plan = plans[number]
         used = plan.cores()
+        # Every step waits for the slowest worker, so unequal workers cost more than idle cores.
         return (
             plan.straddles(),
             not slow.isdisjoint(used),

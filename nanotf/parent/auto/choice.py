@@ -35,11 +35,11 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     """Returns the number of processes that finishes a call first.
 
     Args:
-        measured: sequence of `Measured`.
-        steps: int or None, steps of the call, if known. A short call is not worth starting workers.
+        steps: steps of the call; None compares steps alone. A short call is not worth starting
+            workers.
 
     Returns:
-        int; 1 unless several are clearly faster.
+        1 unless several are clearly faster.
     """
     found = {m.num_processes: m.seconds(steps) for m in measured if m.step is not None}
     if 1 not in found:
@@ -55,9 +55,6 @@ def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
         model: a compiled Keras model.
         given: the arguments of Keras's `fit` that were given.
         where: the place of workers; their number does not matter.
-
-    Returns:
-        int, at least 1.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -82,6 +79,7 @@ def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
         entry = choice_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
         budget = timed_fits.Budget(steps)
+        # A trial that was too slow for a short call is tried again for a long one.
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
         known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans):
@@ -114,8 +112,7 @@ def say_choice(given: Mapping[str, Any], text: str) -> None:
     """Prints what was chosen, or logs it if `fit` is to be quiet.
 
     Args:
-        given: mapping of str to object, the arguments of `fit` that were given.
-        text: str.
+        given: the arguments of `fit` that were given.
     """
     if given.get("verbose", "auto") == 0:
         logger.info('num_processes="auto": %s', text)

@@ -22,8 +22,8 @@ _OPTIONAL = {
     "note": "",
     "stopped": 0.0,
     "setting": "",
-}  # fields of `auto.Measured`
-_LONGEST = 1e9  # seconds
+}  # fields of `timed_fits.Measured`, with their defaults
+_LONGEST = 1e9  # seconds; more is not a time, and neither is infinity
 
 
 class NoHomeError(NanoError):
@@ -31,7 +31,7 @@ class NoHomeError(NanoError):
 
 
 def path() -> pathlib.Path:
-    """Returns the file's path. Reads the environment variables `XDG_CACHE_HOME` and `HOME`.
+    """Returns the file's path. Reads the environment variables XDG_CACHE_HOME and HOME.
 
     Raises:
         NoHomeError: Neither is set, and the user has no entry in the password database, as in a
@@ -95,7 +95,7 @@ def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
     Nor do settings of `tune`, unless one of them and the model as it is were measured.
 
     Args:
-        measured: sequence of mappings, the fields of `auto.Measured`.
+        measured: for each trial the fields of its `timed_fits.Measured`.
     """
     steps = [m for m in measured if m["step"] is not None]
     settings = {m.get("setting", "") for m in steps}
@@ -106,7 +106,7 @@ def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _is_measured(value: Any) -> bool:
-    """Returns True if a value has the fields of an `auto.Measured`."""
+    """Returns True if a value has the fields of a `timed_fits.Measured`."""
     if not isinstance(value, dict) or not value.keys() >= {"num_processes", "step"}:
         return False
     number, step, rest = value["num_processes"], value["step"], {**_OPTIONAL, **value}

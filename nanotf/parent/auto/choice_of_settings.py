@@ -75,7 +75,7 @@ def applied(model: Any, settings: Sequence[str]) -> Iterator[None]:
 
     Args:
         model: a compiled Keras model.
-        settings: sequence of str, names of `defaults.TUNE`.
+        settings: names of `defaults.TUNE`.
     """
     if not settings:
         yield
@@ -89,6 +89,7 @@ def applied(model: Any, settings: Sequence[str]) -> Iterator[None]:
 
 
 def _forget_traces(model: Any) -> None:
+    # Keras keeps its step functions until the next `compile`, with the settings of their trace.
     for name in _FUNCTIONS:
         setattr(model, name, None)
 
@@ -111,9 +112,9 @@ def choose(
 
     Args:
         model: a compiled Keras model.
-        given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        tune: sequence of str, names of `defaults.TUNE`, each once.
-        number: int, the number of processes that `choice.choose` returned.
+        given: the arguments of Keras's `fit` that were given.
+        tune: names of `defaults.TUNE`, each once.
+        number: the number of processes that `choice.choose` returned.
         where: the place of workers; their number does not matter.
 
     Raises:

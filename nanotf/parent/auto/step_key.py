@@ -1,7 +1,7 @@
 """Hash of everything that decides how long a step takes. It is equal in every process.
 
 Classes, shapes, types and flags count. Names do not: Keras numbers the names that it makes up, and
-calls the second model's layers `dense_2` and `dense_3`. A class's code and the numbers in its
+calls the second model's layers "dense_2" and "dense_3". A class's code and the numbers in its
 attributes do not count either: after changing them, clear the cache by `nanotf tune --clear`.
 """
 
@@ -60,5 +60,6 @@ def _plain(value: Any) -> Any:
         return repr(value)
     named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
     if isinstance(named, type):
+        # A class that `accelerate` made takes as long as the class behind it.
         named = user_modules.original_class(named)
     return f"{named.__module__}.{named.__qualname__}"

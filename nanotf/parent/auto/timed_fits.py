@@ -45,7 +45,7 @@ from nanotf.wire import messages, timing
 TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
 TRIAL_SHARE = 0.05  # this share of the call's time in one process
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
-MOST_STEPS = 50
+MOST_STEPS = 50  # executions in those seconds, at most
 PATIENCE = 3.0  # the first workers may always take this many times one process's time
 START_UP = 5.0  # seconds, assumed worker start-up until one is measured
 
@@ -54,24 +54,15 @@ _now = time.monotonic  # clock of the budget
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Result of a trial.
-
-    Args:
-        num_processes: int.
-        step: float or None, seconds per step; None if it was not measured, see `note`.
-        start_up: float, seconds until workers are ready.
-        note: str.
-        stopped: float, seconds after which the trial was stopped, if that is why there is no
-            `step`; else 0.
-        setting: str, the settings of `tune` that it was measured with, such as "bf16".
-    """
+    """Result of a trial."""
 
     num_processes: int
-    step: float | None
-    start_up: float = 0.0
-    note: str = ""
+    step: float | None  # seconds per step; None if it was not measured, see `note`
+    start_up: float = 0.0  # seconds until workers are ready
+    note: str = ""  # why there is no `step`, for people
+    # Seconds after which the trial was stopped, if that is why there is no `step`; else 0
     stopped: float = 0.0
-    setting: str = ""
+    setting: str = ""  # the settings of `tune` that it was measured with, such as "bf16"
 
     def seconds(self, steps: int | None) -> float:
         """Returns the time of a call with `steps` steps, or of one step if that is None."""
@@ -139,7 +130,7 @@ class Budget:
     """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the call.
 
     Args:
-        steps: int or None, steps of the call, if known.
+        steps: steps of the call; None if unknown: `TRIAL_SHARE` does not count then.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -186,9 +177,8 @@ class TimedFit(fit_call.FitCall):
 
     Args:
         model: the user's model.
-        arguments: `FitArguments`, see `shortened`.
-        size: int, number of workers.
-        budget: `Budget`, or None if nothing is run.
+        arguments: see `shortened`.
+        budget: None if only the model and the data are looked at, and nothing is run.
     """
 
     quiet = True
@@ -213,6 +203,7 @@ class TimedFit(fit_call.FitCall):
 
     def order(self) -> orders.FitOrder:
         steps = self.executions * self.steps_per_execution
+        # Arrays are endless here, see `shortened`; a dataset has only its own batches.
         if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
             steps = min(steps, self.data.steps)
         return dataclasses.replace(
@@ -233,6 +224,7 @@ class TimedFit(fit_call.FitCall):
         if self.budget.left() < 0:
             raise OutOfTime(f"a trial with {self.size} processes was stopped")
 
+    # A trial leaves the user's model as it is: no state comes back, and none is sent again.
     def _bring_home(self, first: messages.Waiting) -> None:
         pass
 

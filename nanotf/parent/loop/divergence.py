@@ -13,15 +13,15 @@ from nanotf.errors import CollectiveError
 from nanotf.wire import messages
 from nanotf.wire.failures import Failure, FailureKind
 
-STUCK_LOOKS = 10  # looks without progress before ranks count as diverged
+STUCK_LOOKS = 10  # looks without progress, a second or more apart, before ranks count as diverged
 
 
 class DivergenceDetector:
     """Detector of diverged ranks in one call.
 
     Args:
-        name: str, name of the user's function.
-        size: int, number of workers.
+        name: the user's function, for errors.
+        size: number of workers.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -35,11 +35,11 @@ class DivergenceDetector:
         self._reached[message.rank] = message
 
     def poll(self, group: Any, ended: set[int]) -> None:
-        """Checks the ranks; called every second.
+        """Checks the ranks; called when no worker has sent a message for a second.
 
         Args:
             group: `collectives.GroupOwner`, or None with transport "grpc".
-            ended: set of int, the ranks that have returned from the function.
+            ended: the ranks that have returned from the function.
 
         Raises:
             CollectiveError: Ranks have diverged.
@@ -64,9 +64,12 @@ class DivergenceDetector:
 
     def _look_at_waits(self, waits: list[Any], ended: set[int]) -> None:
         for wait in waits:
+            # A rank that has returned never comes, so nothing need be waited for.
             gone = sorted(ended & set(wait.missing))
             if gone:
                 raise self._left(gone[0], wait.rank, wait.what)
+        # Diverged ranks all wait, and for the same at each look. While one still computes, it may
+        # come, and the count begins anew.
         waiting = {wait.rank for wait in waits}
         before, looks = self._stuck
         looks = looks + 1 if waits == before and len(waiting) == self._size - len(ended) else 0
@@ -102,7 +105,7 @@ class DivergenceDetector:
         """Returns the error, with its remedy.
 
         Args:
-            received: str, a description of what each rank does.
+            received: what each rank does, as the end of a sentence.
         """
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "

@@ -121,11 +121,13 @@ def nano(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             value = call_somewhere(*args, **kwargs)
+            # `nanotf compare` records what the user's process sees, not what each worker does.
             if context.current is None:
                 recording.note_call(getattr(function, "__name__", "a function"), value)
             return value
 
         def call_somewhere(*args: Any, **kwargs: Any) -> Any:
+            # In a worker, a @nano function is a part of the call that the worker runs.
             if not where.has_workers or context.current is not None:
                 return function(*args, **kwargs)
             name = getattr(function, "__qualname__", "function")
@@ -303,7 +305,7 @@ class _LoopCall(calls.Call):
         elif isinstance(message, messages.Summary):
             summaries.write(message, self.manifest.numbered, {})
         elif isinstance(message, messages.Wrote):
-            self.workers.send(message)
+            self.workers.send(message)  # all ranks get what rank 0's write returned
         elif isinstance(message, messages.Saved):
             self.complete_at[message.path] = self.complete
         elif isinstance(message, messages.Restored):
@@ -324,6 +326,7 @@ class _LoopCall(calls.Call):
     def on_stream_message(self, message: Any) -> None:
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
+            # Each pass has a number of its own, which is its source's modulo the number of sources.
             source = self.sources[number % len(self.sources)]
             stream = source.stream()
             self._open[number] = writer = self._writer(number, stream)
@@ -345,7 +348,7 @@ class _LoopCall(calls.Call):
         self.detector.poll(self.workers.group, ended)
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
-        self.manifest.forget()
+        self.manifest.forget()  # workers may have changed their objects before one failed
         error = super().failure(message)
         parted = self._parted(message, error.__cause__)
         if parted is None:
@@ -377,7 +380,7 @@ class _LoopCall(calls.Call):
             try:
                 rank, message = self.workers.receive(POLL_SECONDS)
             except queue.Empty:
-                self.workers.check_progress(())
+                self.workers.check_progress(())  # raises if a worker has ended or is stuck
                 continue
             if isinstance(message, messages.Reached):
                 self.on_message(message)
@@ -391,6 +394,7 @@ class _LoopCall(calls.Call):
         return [*self._open.values(), *self._closing]
 
     def release(self) -> None:
+        # The last pass first: `put_back` puts batches before those that are there.
         for source, batches, writer in reversed(self._passes):
             source.put_back(batches.unread(writer.taken))
         self._passes.clear()
@@ -403,6 +407,8 @@ class _LoopCall(calls.Call):
         manifest = self.manifest
         known = {"object": manifest.numbered, "mutable": manifest.shipped}
         value, contents, changes, chance = _loaded(message.value, block, known)
+        # Without a seed of the user's the workers had one of the call's, see `_chance`. It must not
+        # seed this process.
         seeded = Chance.capture().tensorflow is not None
         (chance if seeded else chance._replace(tensorflow=None)).restore()
         self.detector.check()

@@ -95,6 +95,7 @@ class OnePass:
     def __init__(self, source: Any) -> None:
         self._source = source
         self._given = 0
+        # A writer is ahead of the workers by its slots, and by a batch that waits for a free one.
         self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
 
     def unread(self, taken: int) -> list[Any]:

@@ -34,6 +34,8 @@ class Results(Iterator[Any]):
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
         self._open = set(range(count))  # indices of items without an outcome
         self._count, self._passed = count, 0
+        # A daemon, and no finalizer at exit: the process does not wait for results that nobody
+        # reads, and `warm` ends the workers.
         self._thread = threading.Thread(target=run.run, name="nanotf-map", daemon=True)
         self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads
         self._stop.atexit = False
@@ -115,6 +117,7 @@ class Results(Iterator[Any]):
             self._open.remove(outcome.index)
             if self._bar is not None:
                 self._bar.add(1)
+            # A failure that raises ends the call at once, whatever is to precede it.
             failed = outcome.error is not None and self._raises
             if not self._ordered or failed or outcome.index == self._passed:
                 return outcome

@@ -39,12 +39,7 @@ GROWTH_LIMIT = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PackedObject:
-    """A pickled object, and the arrays that lie beside it.
-
-    Args:
-        whole: `Pickled`.
-        packer: `Packer`.
-    """
+    """A pickled object, and the arrays that lie beside it."""
 
     whole: Pickled
     packer: Packer
@@ -60,61 +55,37 @@ class PackedObject:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The work of a call.
+    """The work of a call."""
 
-    Args:
-        name: str, the function's name.
-        names: tuple of str, of the function's keyword arguments.
-        function: `PackedObject`, a tuple of the function and the values of its keyword arguments.
-        items: sequence of `PackedObject`.
-        labels: sequence of str, the items for people.
-        seed: int; with an item's index it seeds the item's random numbers.
-        state: `ProcessState` of this process, at the call.
-        terminal: `orders.Terminal`.
-    """
-
-    name: str
-    names: tuple[str, ...]
-    function: PackedObject
+    name: str  # of the function, for people
+    names: tuple[str, ...]  # of the function's keyword arguments
+    function: PackedObject  # a tuple of the function and the values of its keyword arguments
     items: Sequence[PackedObject]
-    labels: Sequence[str]
-    seed: int
-    state: ProcessState
+    labels: Sequence[str]  # short descriptions of the items, for people
+    seed: int  # with an item's index it seeds the item's random numbers
+    state: ProcessState  # of this process when the user made the call
     terminal: orders.Terminal
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Decisions about the workers of a call.
-
-    Args:
-        plan: `topology.Plan`.
-        max_restarts: int, how often an item whose worker died is run again.
-        recycle_after: int or None, items after which a worker is replaced.
-        memory_limit: int, bytes above which a worker is replaced; None for no limit;
-            `topology.AUTO` for a growth above `GROWTH_LIMIT`.
-    """
+    """Decisions about the workers of a call."""
 
     plan: AnyPlan
-    max_restarts: int
-    recycle_after: int | None
+    max_restarts: int  # how often an item whose worker died is run again
+    recycle_after: int | None  # items of the call after which a worker is replaced; None for never
+    # Bytes above which a worker is replaced; None for no limit; `topology.AUTO` for a growth above
+    # `GROWTH_LIMIT`.
     memory_limit: int | str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of an item.
+    """The end of an item."""
 
-    Args:
-        index: int.
-        result: `Pickled`; None if the item failed.
-        block: `Block` with the arrays of the result, or None.
-        error: exception or None.
-    """
-
-    index: int
-    result: Pickled | None = None
-    block: Block | None = None
+    index: int  # of the item
+    result: Pickled | None = None  # None if the item failed
+    block: Block | None = None  # the result's arrays; None if it has none
     error: Exception | None = None
 
 
@@ -132,10 +103,6 @@ def seed_of(base: int, index: int) -> int:
 
 class ItemRun:
     """One call: its items, and the workers that have them.
-
-    Args:
-        task: `Task`.
-        policy: `Policy`.
 
     Attributes:
         outcomes: queue of `Outcome`, in the order in which items end; then of the exception that
@@ -233,6 +200,7 @@ class ItemRun:
             assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
 
     def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:
+        # A result with arrays has come before, in a `Delivery`.
         index, arrived = self._running[rank], self._results.pop(rank, None)
         if arrived is None:
             return Outcome(index, done.result)
@@ -278,7 +246,7 @@ class ItemRun:
     def _give(self, pool: ItemPool, rank: int, index: int) -> None:
         item, task = self.task.items[index], None
         blocks = []
-        if rank not in self._informed:
+        if rank not in self._informed:  # a worker's first item in a call brings the function
             self._informed.add(rank)
             blocks += [] if self._shared is None else [self._shared]
             whole, names = self.task.function.whole, self.task.names
@@ -295,7 +263,7 @@ class ItemRun:
         pool.send_to(rank, order, blocks)
 
     def _ends(self, index: int) -> tuple[int, ...]:
-        """Returns the descriptors that an item's function gets as its argument `descriptors`."""
+        """Returns the descriptors that an item's function gets as `descriptors`; for subclasses."""
         return ()
 
     # ---------------------------------------------------------------------------- replacing
@@ -307,7 +275,7 @@ class ItemRun:
 
     def _died(self, pool: ItemPool, rank: int, ended: WorkerGone) -> None:
         """Handles the end of a worker: its item is run again, or has failed."""
-        if rank in self._absent:
+        if rank in self._absent:  # it was to be replaced, and had no item
             return
         died = ended.worker.died("running an item")
         self._results.pop(rank, None)
@@ -336,7 +304,7 @@ class ItemRun:
     def _run_again(self, rank: int, index: int, died: WorkerError) -> None:
         del self._running[rank]
         self._restarts[index] += 1
-        self._waiting.appendleft(index)
+        self._waiting.appendleft(index)  # before items that nobody has begun
         logger.warning(
             "%s %s is run again: restart %d of %d.",
             died.what,

@@ -170,6 +170,7 @@ def _plan(num_processes: Any, cores_per_process: Any, cores: Any, count: int) ->
     if num_processes == topology.AUTO:
         share = topology.check_cores_per_process(cores_per_process) or 1
         usable = len(cores) if cores is not None else topology.usable_count()
+        # With fewer cores than one worker needs, the plan says so.
         num_processes = max(1, min(count, usable // share))
     return backends.plan("local", num_processes, cores_per_process, cores)
 

@@ -32,12 +32,11 @@ class FitData:
 
     Args:
         model: the user's model.
-        arguments: `FitArguments`.
-        first_block: int, the number of the call's first block for arrays.
-        sharding: str, "data" or "parent", where datasets are read; or "trial", which is "data"
-            with an order that may differ between workers.
-        trains: bool, whether the data are for training; otherwise for a single pass.
-        resume: `Resume`, if training continues in the middle; None if it begins.
+        first_block: the number of the call's first block for arrays.
+        sharding: "data" or "parent", where datasets are read; or "trial", which is "data" with an
+            order that may differ between workers.
+        trains: whether the data are for training; otherwise for a single pass.
+        resume: where training continues; None if it begins.
 
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
@@ -84,6 +83,7 @@ class FitData:
         self.validation_steps: int | None = None
         self.own_validation: Any = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        # Keras looks at the first batches each time that it opens data.
         read_ahead.reopen(a.x, a.validation_data)
         data, validation = (a.x, a.y, a.sample_weight), None
         if a.validation_split and a.validation_data is None:
@@ -146,6 +146,7 @@ class FitData:
             if resume is not None:
                 rewound = isinstance(x, require_tensorflow().data.Dataset)
                 is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
+                # Data that are not rewound continue where they are: nothing of them is skipped.
                 opened.resume(
                     resume.epochs if rewound or opened.is_of_arrays else 0,
                     resume.random_states if is_read_again else None,
@@ -174,8 +175,7 @@ class FitData:
         """Sets `orders`; returns the number of their stream.
 
         Args:
-            data: `Arrays`.
-            complete, taken: int, complete passes, and batches used of the next.
+            complete, taken: passes that are complete, and batches used of the next.
         """
         a, at_once = self._arguments, self._steps_at_once()
         epochs = a.epochs - a.initial_epoch
@@ -199,8 +199,8 @@ class FitData:
         """Returns the random states from when this process began to read an epoch of training.
 
         Args:
-            epoch: int, the epoch that was not complete.
-            first_epoch: int, the first epoch of the call.
+            epoch: the epoch that was not complete.
+            first_epoch: the call's `initial_epoch`.
 
         Returns:
             None if this process does not read the data, or had not begun to.
@@ -375,23 +375,14 @@ class FitData:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Data that the parent reads.
-
-    Args:
-        data: `compat.keras_epochs.Epochs`.
-        signature: nested structure of `tf.TensorSpec`, of one batch.
-        trains: bool, whether they are for training.
-        ahead: bool, whether they are read before a worker asks.
-        specs: Keras's version of `signature`.
-        may_differ: bool, see `streams.StreamInput`.
-    """
+    """Data that the parent reads."""
 
     data: streams.EpochsToRead
-    signature: Any
-    trains: bool = False
-    ahead: bool = False
-    specs: Any = None
-    may_differ: bool = False
+    signature: Any  # nested structure of `tf.TensorSpec`, of one batch
+    trains: bool = False  # otherwise they are for evaluation or prediction
+    ahead: bool = False  # whether they are read before a worker asks
+    specs: Any = None  # Keras's own specs of a batch; None if it has none
+    may_differ: bool = False  # see `streams.StreamInput`
 
 
 def takes_unlike_rows(model: Any, sharding: str) -> bool:
@@ -402,7 +393,7 @@ def takes_unlike_rows(model: Any, sharding: str) -> bool:
 
     Args:
         model: a compiled model.
-        sharding: str, see `pipelines.check_sharding`.
+        sharding: see `pipelines.check_sharding`.
     """
     own = keras_names.has_own_step(model)
     return own and sharding == "parent" and keras_names.makes_steps_one_by_one(model)

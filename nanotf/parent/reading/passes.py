@@ -17,24 +17,16 @@ from nanotf.parent.reading.shuffle_orders import OrderSeed
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """The position from which a `fit` continues, in new workers or in a new process.
+    """The position from which a `fit` continues, in new workers or in a new process."""
 
-    Args:
-        first_epoch: int, the epoch at which it began.
-        first_step: int, the step in that epoch; 0 unless Keras 2's `BackupAndRestore` resumed.
-        epoch: int, the epoch to run next.
-        random_states: the random states when this process began to read that epoch, see
-            `random_states`; None if it did not.
-        order_seed: `OrderSeed`, of the whole call.
-        step: int, steps of that epoch that are complete. Arrays continue with the next one; the
-            batches of other data are read again and dropped, see `shipping.passed_steps`.
-    """
-
-    first_epoch: int
-    first_step: int
-    epoch: int
+    first_epoch: int  # the epoch at which it began
+    first_step: int  # the step in that epoch; 0 unless Keras 2's `BackupAndRestore` resumed
+    epoch: int  # the epoch to run next
+    # When this process began to read that epoch, see `compat.random_states`; None if it did not
     random_states: random_states.States | None
-    order_seed: OrderSeed
+    order_seed: OrderSeed  # of the whole call
+    # Steps of that epoch that are complete. Arrays continue with the next one; the batches of other
+    # data are read again and dropped, see `orders.FitOrder.passed_steps`.
     step: int = 0
 
     @property
@@ -46,9 +38,9 @@ class Resume:
         """Returns the number of complete passes over the data, and of batches used of the next.
 
         Args:
-            steps: int, steps per epoch.
-            size: int, batches per pass.
-            at_once: int, steps per execution.
+            steps: steps per epoch.
+            size: batches per pass over the arrays.
+            at_once: steps per execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
             # These passes differ in length, and each epoch begins one.
@@ -59,14 +51,14 @@ class Resume:
         """Returns where workers continue in a dataset: `iterated` and `taken` of their input.
 
         Args:
-            steps: int or None, steps per epoch, if the user names them.
-            cardinality: int, the number of batches that the workers' Keras assumes.
+            steps: steps per epoch; None if the user does not name them.
+            cardinality: the number of batches that the workers' Keras assumes.
         """
         if steps is None:
             each = generation().iterators_per_epoch(cardinality)
             return {"iterated": self.epochs * each}
         if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
-            # Keras makes one iterator for each pass.
+            # Keras makes one iterator for each pass, which serves several epochs.
             return {"iterated": self.epochs // math.ceil(cardinality / steps)}
         return {"taken": max(0, self.epochs * steps - self.first_step)}
 
@@ -75,9 +67,8 @@ def epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
     """Returns which epochs of Keras 3 end before their last step, since a pass ends.
 
     Args:
-        steps: int, executions of an epoch.
-        size: int, executions of one pass.
-        epochs: int.
+        steps: executions of an epoch.
+        size: executions of one pass.
     """
     cut, seen = [], 0
     for _ in range(epochs):

@@ -44,9 +44,9 @@ class DatasetToRead:
 
     Args:
         dataset: the user's `PyDataset` or `Sequence`.
-        number: int, its number in the call.
-        seed: int, the call's seed.
-        shuffles: bool, whether each pass has an order of its own.
+        number: its number in the call, by which readers know it.
+        seed: the call's, from which readers seed each batch.
+        shuffles: whether each pass has an order of its own.
         pool: callable that returns the `ReaderPool`, and starts it if it is the first to.
         note: callable of the seconds that somebody waited for a batch, and of those since the last
             batch of the pass.
@@ -117,7 +117,7 @@ class DatasetToRead:
             index, future = self._requested(position)
         found = self._result(index, future)
         ended = _now()
-        if position > 0:
+        if position > 0:  # the first of a pass has none before it
             self._note(ended - began, ended - self._returned)
         self._returned = ended
         return found
@@ -127,6 +127,7 @@ class DatasetToRead:
         if self._looks_left is None:
             looks, size = generation().batches_looked_at(), self.size()
             self._looks_left = looks if size is None else min(looks, size)
+        # Keras looks at the first batches, in order, before a pass: no shuffled order is drawn yet.
         if self._looks_left > 0:
             self._looks_left -= 1
             self._send(pool)
@@ -149,7 +150,7 @@ class DatasetToRead:
         self._forget_window()
         self._turn += 1
         self._pass = reader_messages.ReadMoment(self._epoch, self._turn)
-        self._may_differ = True
+        self._may_differ = True  # the user's code may have changed it since the last pass
         size = self.size()
         if size is not None and self._shuffles:
             # As Keras does at the beginning of a pass, from the same generator.
@@ -205,7 +206,7 @@ class DatasetToRead:
         message = answer.message
         try:
             original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
+        except Exception:  # the user's class may not unpickle here
             original = None
         where = f"{_name(self.dataset)}.__getitem__({index}), in {answer.where},"
         error = WorkerError(f"{where} raised {message.summary}", remote_traceback=message.traceback)

@@ -20,15 +20,11 @@ from nanotf.shipping.data.inputs import pieces_of
 
 
 class OrderSeed(NamedTuple):
-    """The seed from which Keras draws the orders of a call.
-
-    Args:
-        number: int.
-        is_users: bool, whether it is the seed of `tf.random.set_seed`. Otherwise each call has its
-            own, with which it can draw the same orders again.
-    """
+    """The seed from which Keras draws the orders of a call."""
 
     number: int
+    # Whether it is the seed of `tf.random.set_seed`. Otherwise each call has its own, with which it
+    # can draw the same orders again.
     is_users: bool
 
     @classmethod
@@ -42,13 +38,11 @@ class Orders:
     """The orders of one `fit`, as the only turn of a stream: an element is a piece of an order.
 
     Args:
-        rows: int, length of the arrays.
-        batch_size: int.
-        epochs: int, how many epochs the whole call runs.
-        seed: `OrderSeed`.
-        complete: int, how many passes over the arrays are complete.
-        passes: int, how many passes follow at most.
-        one_iterator: bool, see `keras_epochs.Arrays`.
+        rows: length of the arrays.
+        epochs: of the whole call, those before a resumption included.
+        complete: passes over the arrays that are complete, whose orders are drawn and dropped.
+        passes: how many passes follow at most.
+        one_iterator: see `keras_epochs.Arrays`.
     """
 
     def __init__(
@@ -78,6 +72,8 @@ class Orders:
         Call it in the main thread: Keras's dataset takes TensorFlow's seed when it is made.
         """
         with eager_context.seeded(self._seed.number):
+            # With a seed Keras draws the same order in each new iterator. The call's own seed must
+            # not have that effect.
             repeats = self._one_iterator or not self._seed.is_users
             orders = generation().orders(self._rows, self._size, self._epochs, repeats)
         begin, count = self._pieces * self._complete, self._pieces * self._passes

@@ -45,6 +45,7 @@ class CallbackStates:
             mark, (before, identity) = mark_of(value), self._begin[key].get(name, (None, None))
             if mark is not None and mark != before:
                 yield name, value
+            # Of an object that cannot be encoded, only its replacement by another is noticed.
             elif mark is None and id(value) != identity:
                 self._warn(key, callback, name)
 

@@ -26,8 +26,7 @@ def check(model: Any, arguments: FitArguments, data: FitData) -> None:
 
     Args:
         model: a compiled model.
-        arguments: `FitArguments`.
-        data: `FitData`, of the arguments.
+        data: what `FitData` made of the arguments.
     """
     _check_callbacks(arguments.callbacks)
     _check_eager(model)
@@ -56,7 +55,7 @@ def unreadable(model: Any, data: FitData) -> str | None:
 
     Args:
         model: a built and compiled model.
-        data: `FitData`, of a call of `fit`.
+        data: those of a call of `fit`, with or without validation.
     """
     steps = {"train_step": data.specs, "test_step": data.validation_specs}
     for name, specs in steps.items():
@@ -107,7 +106,7 @@ def _check_executions(model: Any, steps: int | None) -> None:
 
 def _check_callbacks(callbacks: Any) -> None:
     tf = require_tensorflow()
-    listed = getattr(callbacks, "callbacks", callbacks)
+    listed = getattr(callbacks, "callbacks", callbacks)  # of a `CallbackList`
     for callback in tf.nest.flatten(listed):
         if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
             raise InvalidArgumentError(

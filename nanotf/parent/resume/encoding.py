@@ -24,15 +24,15 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
     """Returns a value as JSON. Lists, tuples, dicts, numbers, strings and arrays come back equal.
 
     Args:
-        value: object.
-        arrays: dict that gets the arrays in it.
-        name: str, unique in `arrays`; the arrays' names begin with it.
+        arrays: gets the arrays in the value, by name.
+        name: unique in `arrays`; the arrays' names begin with it.
 
     Raises:
         Unencodable: The value is of another kind, or holds one.
     """
     if type(value) is int and value.bit_length() > _LONGEST_BITS:
         raise Unencodable(f"{name} is a number of more digits than JSON readers accept")
+    # Exact classes: an object of a subclass would come back as one of the base class.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -44,6 +44,7 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
         items = [encode(item, arrays, f"{name}/{place}") for place, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
     if isinstance(value, Mapping):
+        # Pairs, since JSON's own keys are strings.
         parts = enumerate(value.items())
         pairs = [
             [encode(key, arrays, f"{name}/{n}/key"), encode(item, arrays, f"{name}/{n}")]

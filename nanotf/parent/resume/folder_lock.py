@@ -14,8 +14,8 @@ class FolderLock:
     """The right to read and write the checkpoints of a folder.
 
     Args:
-        folder: `pathlib.Path`, for errors.
-        file: `pathlib.Path`, the file that stands for it.
+        folder: the user's, for errors.
+        file: the file in it that is locked; made if it does not exist.
 
     Raises:
         InvalidArgumentError: Another `fit`, in this process or another, has it.
@@ -26,7 +26,7 @@ class FolderLock:
         try:
             self._lock = files.Lock(file)
         except files.LockHeld as held:
-            here = f"process {os.getpid()} on "
+            here = f"process {os.getpid()} on "  # how `LockHeld` begins if it is this process
             mine = f"another fit in this process (pid {os.getpid()})"
             who = mine if str(held).startswith(here) else str(held)
             raise InvalidArgumentError(

@@ -15,21 +15,14 @@ Values = list[np.ndarray[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """The end of an epoch or of a step, or the start of training.
+    """The end of an epoch or of a step, or the start of training."""
 
-    Args:
-        epoch: int, the epoch to run next, or to complete.
-        step: int, its steps that are complete.
-        values: list of `numpy.ndarray`, of the variables of a call's `StateLayout`.
-        metrics: list of `numpy.ndarray`, of the metrics' variables; empty at an epoch's end.
-        logs: dict or None, the logs of the last step or epoch.
-    """
-
-    epoch: int
-    step: int
-    values: Values
+    epoch: int  # the epoch to run next, or to complete
+    step: int  # its steps that are complete
+    values: Values  # of the variables of a call's `StateLayout`, in its order
+    # Of the metrics' variables; empty at an epoch's end, after which Keras resets them
     metrics: Values = dataclasses.field(default_factory=list)
-    logs: Any = None
+    logs: Any = None  # a dict, of the last step or epoch; None before the first
 
 
 def read_all(variables: Sequence[Any]) -> Values:

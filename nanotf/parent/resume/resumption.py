@@ -38,7 +38,7 @@ class Resumption:
 
     Args:
         path: the argument `resume`.
-        call: `training.FitCall`, whose model and data are those of the first run.
+        call: `fit.fit_call.FitCall`, whose model and data are those of the first run.
 
     Attributes:
         moment: `Moment` where training continues, or None if it begins.
@@ -67,7 +67,7 @@ class Resumption:
         try:
             self._take_newest()
         except BaseException:
-            self.release()
+            self.release()  # the user may call `fit` again in this process
             raise
         if self.is_finished:  # there is nothing to write
             self.release()
@@ -140,9 +140,9 @@ class Resumption:
         """Returns a checkpoint of this process now; `Checkpoint.write` may come later.
 
         Args:
-            moment: `Moment`.
-            stop: bool, whether a callback has stopped training.
-            finished: bool, whether all callbacks got the hook for the end of training.
+            moment: the state of training, as it is now.
+            stop: whether a callback has stopped training.
+            finished: whether all callbacks got the hook for the end of training.
             reading: random states when this process began to read the moment's epoch, or None.
         """
         arrays: Arrays = {f"variables/{i}": a for i, a in enumerate(moment.values)}

@@ -62,6 +62,7 @@ class Sigterm:
         if callable(self._before):
             self._before(signal.SIGTERM, self._frame)
             return
+        # The signal's default action ends the process at once, and flushes nothing.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # as in a daemon
                 stream.flush()

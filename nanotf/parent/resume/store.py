@@ -43,24 +43,18 @@ _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A checkpoint that was read.
+    """A checkpoint that was read."""
 
-    Args:
-        path: `pathlib.Path`, its folder.
-        manifest: dict, see `Folder.write`.
-        arrays: dict of str to `numpy.ndarray`.
-    """
-
-    path: pathlib.Path
-    manifest: dict[str, Any]
-    arrays: dict[str, np.ndarray[Any, Any]]
+    path: pathlib.Path  # its folder
+    manifest: dict[str, Any]  # what `Folder.write` got, and the format and the arrays' checksum
+    arrays: dict[str, np.ndarray[Any, Any]]  # by the names that `Folder.write` got
 
 
 class Folder:
     """A folder of checkpoints; it is made if it does not exist.
 
     Args:
-        path: str or path.
+        path: the argument `resume` of `fit`, a str or a path.
 
     Attributes:
         path: `pathlib.Path`, the user's folder.
@@ -86,6 +80,7 @@ class Folder:
         try:
             self.own = self.path / OWN
             self.own.mkdir(parents=True, exist_ok=True)
+            # Finds out now, before training, whether files can be written.
             with tempfile.TemporaryFile(dir=self.own):
                 pass
         except OSError as error:
@@ -122,8 +117,8 @@ class Folder:
         """Writes a checkpoint, and deletes all but the newest `KEPT`.
 
         Args:
-            manifest: mapping, ready for JSON.
-            arrays: mapping of str to `numpy.ndarray`.
+            manifest: values that JSON can hold.
+            arrays: `numpy.ndarray` by name.
         """
         made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))
         try:
@@ -138,15 +133,16 @@ class Folder:
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
             whole = {"sha256": _sha256_of(content), "content": content}
             files.write_json(made / _MANIFEST, whole, indent=1)
-            made.chmod(0o755)
+            made.chmod(0o755)  # `mkdtemp` lets nobody else read it
             made.rename(self.own / f"{_NAME}{self._next_number():08}")
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        _flush_folder(self.own)
+        _flush_folder(self.own)  # the new name is on the disk before older checkpoints are deleted
         self._delete_old()
 
     def _delete_old(self) -> None:
+        # One run at a time writes here (`FolderLock`): unfinished folders are of runs that died.
         own = [path for _, path in self._numbered() if path.parent == self.own]
         for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
             if _is_marked(path):

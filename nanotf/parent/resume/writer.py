@@ -17,8 +17,7 @@ class CheckpointWriter:
     no other run uses the folder.
 
     Args:
-        call: `FitCall`.
-        resumption: `Resumption`.
+        call: `FitCall`, which asks for checkpoints.
 
     Attributes:
         sigterm: `Sigterm`.
@@ -44,8 +43,8 @@ class CheckpointWriter:
         """Captures this process's state at a moment.
 
         Args:
-            moment: `Moment`, of now.
-            is_due: bool, False if only SIGTERM makes `fit` write it.
+            moment: the state of training, as it is now.
+            is_due: False if only SIGTERM makes `fit` write it.
         """
         call = self._call
         reading = call.data.random_states_of(moment.epoch, call.first[0])
