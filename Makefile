@@ -8,8 +8,8 @@
 #                            TF=intel is intel-tensorflow 2.14
 #   make test-corners        a few tests with each of the oldest TensorFlows, in small environments
 #   make test-libraries      programs on top of some twenty libraries, in an environment of its own
-#   make lint                ruff, mypy, import-linter, check_prose, check_tensorflow_names,
-#                            shellcheck, clang-format, hadolint, docs
+#   make lint                ruff, mypy, import-linter, check_prose, check_docstrings,
+#                            check_tensorflow_names, shellcheck, clang-format, hadolint, docs
 #   make docs                build the documentation, strictly, into build/site
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
@@ -110,6 +110,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_prose.py
+	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/python tools/check_tensorflow_names.py
 	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
 	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))

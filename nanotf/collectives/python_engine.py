@@ -41,8 +41,6 @@ class PythonEngine(Engine):
     """One rank of a group, in pure Python. See `Engine`.
 
     Args:
-        spec: `GroupSpec`.
-        rank: int.
         fd: int, the group's file; the caller keeps it.
     """
 

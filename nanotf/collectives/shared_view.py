@@ -38,11 +38,7 @@ def _fence() -> None:
 
 
 class CollectiveFailed(Exception):
-    """The failure of a collective; `python_engine` turns it into a `CollectiveError`.
-
-    Args:
-        failure: `Failure`.
-    """
+    """The failure of a collective; `python_engine` turns it into a `CollectiveError`."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -53,8 +49,6 @@ class SharedView:
     """One rank's mapping of a group's memory.
 
     Args:
-        spec: `GroupSpec`.
-        rank: int.
         fd: int; the caller keeps it.
     """
 

@@ -175,7 +175,7 @@ class Readers:
     """The readers of one call. They start when the first batch is needed.
 
     Args:
-        call: `KerasCall`.
+        call: the user's, from which the call to make is derived.
 
     Attributes:
         call: the call to make instead, with datasets that readers read.
@@ -200,7 +200,6 @@ class Readers:
         Args:
             found: mapping of str to the user's datasets, by argument.
             where: the workers beside which the readers run.
-            settings: `Settings`.
         """
         self.number, self._settings = settings.number, settings
         self._plan = _plan(self.number, where)

@@ -61,10 +61,8 @@ def failure_of(
     """Returns the exception for a call that raised in a worker, of the original class if possible.
 
     Args:
-        worker: `Worker`.
-        message: `messages.OrderFailed`.
-        where: str, the item, in front of the sentence; empty for a call.
-        index: int or None, of an item.
+        where: the item, in front of the sentence; empty for a call.
+        index: of an item; None for a call.
     """
     who = f"{where}Worker {message.rank} ({worker.where()}) raised"
     error = worker.error(
@@ -339,7 +337,7 @@ class Call:
             elif isinstance(message, messages.OrderFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, (messages.Progress, messages.Woken)):
-                pass  # the pool has handled it, or `attend` does
+                pass  # the pool has handled it, or `poll` does
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)

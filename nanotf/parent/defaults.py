@@ -20,21 +20,13 @@ TUNE = ("jit_compile", "bf16")
 
 @dataclass
 class RunDefault:
-    """The default of a run.
+    """The default of a run."""
 
-    Args:
-        processes: int, `AUTO`, or None for no default.
-        check: callable that the first `fit` calls; its exceptions pass through `fit`.
-        fits: int, how often `fit` was called.
-        tune: tuple of str, the default of `tune`.
-        used: bool, whether workers have run anything, such as a `@nano` function.
-    """
-
-    processes: int | str | None
-    check: Callable[[], None] = lambda: None
-    fits: int = 0
-    tune: tuple[str, ...] = ()
-    used: bool = False
+    processes: int | str | None  # or `AUTO`; None for no default
+    check: Callable[[], None] = lambda: None  # the first `fit` calls it; what it raises, `fit` does
+    fits: int = 0  # how often `fit` was called
+    tune: tuple[str, ...] = ()  # what a `fit` tries that does not name any setting
+    used: bool = False  # whether workers have run anything, such as a `@nano` function
 
 
 # Set by `cli.run`, before the script starts; None in every other process.

@@ -1,4 +1,4 @@
-"""Where the workers of a call run: the arguments that every method of nanotf has, checked once."""
+"""The place of a call's workers: the arguments that every method of nanotf has, checked once."""
 
 from __future__ import annotations
 

@@ -53,8 +53,6 @@ class _ModelRun:
     """One call of a model's method in one worker.
 
     Args:
-        session: `session.Session`.
-        inbox: `inbox.Inbox`.
         number: int, the number of the call.
         order: a `orders.ModelOrder`.
         blocks: list of `Block`, the shared memory of the call.

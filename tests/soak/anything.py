@@ -243,7 +243,7 @@ def _folder() -> Iterator[pathlib.Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Undisturbed:
-    """What a case does when nobody kills.
+    """A case when nobody kills.
 
     Args:
         result: list of arrays.

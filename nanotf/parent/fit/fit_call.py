@@ -177,7 +177,6 @@ class FitCall(ModelCall):
         """Opens the data again, at a moment.
 
         Args:
-            last: `Moment`.
             states: see `Resume.random_states`.
         """
         seed = (self.resumption or self.data).order_seed

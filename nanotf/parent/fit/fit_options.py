@@ -11,7 +11,7 @@ from nanotf.shipping.data.pipelines import check_sharding
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """How a `fit` runs; `of` checks what the user has passed."""
+    """The options of one `fit`; `of` checks what the user has passed."""
 
     sharding: str = "parent"  # one of `pipelines.SHARDINGS`
     max_restarts: int = 0

@@ -14,6 +14,7 @@ import secrets
 import sysconfig
 from collections.abc import Iterator, Sequence
 
+import nanotf
 from nanotf.machine import topology
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.jobs import processes, script_variables, source
@@ -106,7 +107,7 @@ def variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
 def python_path(code: pathlib.Path) -> str:
     """Returns PYTHONPATH of a script: its code, yours, and nanotf if it is not installed."""
     paths = [str(code), os.environ.get("PYTHONPATH", "")]
-    here = str(pathlib.Path(__file__).resolve().parents[2])
+    here = str(pathlib.Path(nanotf.__file__).resolve().parents[1])
     if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         paths.append(here)
     return os.pathsep.join(filter(None, paths))
