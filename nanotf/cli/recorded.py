@@ -42,12 +42,12 @@ def _record_fits(steps: int) -> None:
     """Makes `fit` record its first steps, and end after them."""
     import tensorflow as tf
 
-    from nanotf.compat import keras_names, keras_optimizers
+    from nanotf.compat import keras_models, keras_optimizers
     from nanotf.keras.models import Accelerated
 
     stock, fits = Accelerated.fit, 0
     # Of `callbacks` among the arguments without `self`: scripts may pass them by position.
-    place = [*inspect.signature(keras_names.model_class().fit).parameters].index("callbacks") - 1
+    place = [*inspect.signature(keras_models.model_class().fit).parameters].index("callbacks") - 1
 
     class Recorder(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self, number: int) -> None:

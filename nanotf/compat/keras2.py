@@ -17,7 +17,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `Layer._non_trainable_weights` | weights that every replica updates by itself |
 | `backend._SEED_GENERATOR` | see `capture_seeds` |
 | `mixed_precision.policy._global_policy` | None while the policy follows `floatx` |
-| `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
+| `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_models.save_as` |
 | `TensorBoard._implements_train_batch_hooks` | tells if it does anything at batch hooks |
 | `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | where `BackupAndRestore` resumes |
 | `engine.data_adapter.DataHandler`, its `_adapter`, `_dataset`, `_insufficient_data` | the loop over epochs and batches |

@@ -16,7 +16,7 @@ Versions seen: 3.10-3.15.
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.DotNotTrackScope` | keeps layers from tracking what `compile` sets |
 | `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids`; `ops.function.Function`, its `_nodes`, `_nodes_by_depth`, `make_node_key`; `Operation._inbound_nodes` | state keyed by identity or left by the last call, see `restore_identities` |
-| `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
+| `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_models.save_as` |
 | `TensorBoard._start_batch`, `_stop_batch` | tells if it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
 | `trainers.epoch_iterator.EpochIterator`, its `_enumerate_iterator`, `_epoch_iterator`, `_get_iterator`, `_current_iterator`, `_interrupted_warning`, `catch_stop_iteration`, `reset` | the loop over the batches of an epoch |

@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from nanotf.compat.keras_names import has_call, layers_below
+from nanotf.compat.keras_layers import layers_below
+from nanotf.compat.keras_models import has_call
 from nanotf.compat.versions import require_tensorflow
 
 _SIGNATURE = "signature"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_common, keras_compiling, keras_layers, keras_metrics
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
@@ -42,7 +42,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     found = optimizer.variables
-    variables = [keras_names.tf_variable(v) for v in (found() if callable(found) else found)]
+    variables = [keras_common.tf_variable(v) for v in (found() if callable(found) else found)]
     if is_legacy(optimizer):
         # It keeps them in the order in which they were made, which depends on who made them: a
         # layer's own step for its variables, or one call for all.
@@ -66,7 +66,7 @@ def _in_attributes(optimizer: Any) -> list[Any]:
     has_keys = is_built(optimizer) and not is_legacy(optimizer)
     keys = generation().places_by_key(optimizer) if has_keys else {}
     return [
-        keras_names.tf_variable(value)
+        keras_common.tf_variable(value)
         for _, value in sorted(vars(optimizer).items())
         if isinstance(value, kinds) and not (keys and optimizer._var_key(value) in keys)
     ]
@@ -108,7 +108,7 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
         if isinstance(value, (list, tuple))
         and name not in ("_variables", "_trainable_variables")
         and len(value) > 0
-        and all(hasattr(v, "assign") and id(keras_names.tf_variable(v)) in own for v in value)
+        and all(hasattr(v, "assign") and id(keras_common.tf_variable(v)) in own for v in value)
     }
 
 
@@ -118,7 +118,7 @@ def slot_variables(optimizer: Any) -> list[Any]:
     if is_legacy(optimizer):
         return [variable for _, slots in _legacy_slots(optimizer) for variable in slots]
     found = optimizer_slots(optimizer).values()
-    return [keras_names.tf_variable(variable) for slots in found for variable in slots]
+    return [keras_common.tf_variable(variable) for slots in found for variable in slots]
 
 
 def unbuilt_twin(optimizer: Any) -> Any:
@@ -205,7 +205,7 @@ def build_for_training(model: Any, specs: Any) -> None:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
     """
-    keras_names.build_metrics_for(model, "train_step", specs)
+    keras_metrics.build_metrics_for(model, "train_step", specs)
     build_optimizers(model, specs)
 
 
@@ -218,7 +218,9 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
     legacy = is_legacy(getattr(model, "optimizer", None))
-    if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may make slots later
+    if legacy or keras_compiling.builds_optimizer_for_all(
+        model
+    ):  # a legacy one may make slots later
         build_optimizer(model)
     found = optimizers_of(model)
     if not all(map(is_built, found)):
@@ -227,7 +229,7 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         # does not train as they are.
         is_only = len(found) == 1 and found[0] is getattr(model, "optimizer", None)
         if not (model.run_eagerly and is_only):
-            keras_names.trace_step(model, "train_step", specs, strategy)
+            keras_compiling.trace_step(model, "train_step", specs, strategy)
         build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
     if not model.run_eagerly:
         for optimizer in found:
@@ -247,7 +249,7 @@ def is_built(optimizer: Any) -> bool:
 
 def adam_class() -> Any:
     """Returns Keras's `Adam`, even while `tf.keras.optimizers.Adam` is nanotf's."""
-    return keras_names.source_module("optimizers.adam").Adam
+    return keras_common.source_module("optimizers.adam").Adam
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
@@ -264,5 +266,5 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
     place = generation().places_by_key(optimizer)[optimizer._var_key(variable)]
     maxima = optimizer._velocity_hats[place] if optimizer.amsgrad else None
     first, second = optimizer._momentums[place], optimizer._velocities[place]
-    here = keras_names.variable_here
+    here = keras_layers.variable_here
     return here(first), here(second), None if maxima is None else here(maxima)

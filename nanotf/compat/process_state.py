@@ -120,10 +120,10 @@ def _of_backend(name: str) -> Row:
     )
 
 
-def _keras_names() -> types.ModuleType:
-    from nanotf.compat import keras_names  # imports TensorFlow
+def _keras_runs() -> types.ModuleType:
+    from nanotf.compat import keras_runs  # imports TensorFlow
 
-    return keras_names
+    return keras_runs
 
 
 # Everything here works before TensorFlow is imported.
@@ -150,8 +150,8 @@ ROWS = (
     ),
     Row(
         "limits of a run",
-        lambda: _keras_names().run_limits(),
-        lambda value: _keras_names().set_run_limits(*value),
+        lambda: _keras_runs().run_limits(),
+        lambda value: _keras_runs().set_run_limits(*value),
         traced=True,
     ),
     Row("deterministic operations", _is_deterministic, _set_deterministic, traced=True),

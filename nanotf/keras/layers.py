@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_layers, keras_models
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import KerasTwin, in_place_of
 
 __all__ = ["Embedding"]
 
-_KerasEmbedding: Any = keras_names.embedding_class()
+_KerasEmbedding: Any = keras_models.embedding_class()
 _SIGNATURE = inspect.signature(_KerasEmbedding.__init__)
 
 
@@ -42,8 +42,8 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=KerasTwin):  # type: ignore[mi
         super().__init__(**given)
 
     if generation().EMBEDDING_READS_WHOLE_TABLE:
-        call = keras_names.look_up(_KerasEmbedding.call)
-        add_loss = keras_names.of_variable_dtype(_KerasEmbedding.add_loss)
+        call = keras_layers.look_up(_KerasEmbedding.call)
+        add_loss = keras_layers.of_variable_dtype(_KerasEmbedding.add_loss)
 
         def quantize(self, mode: Any = None, type_check: bool = True, **kwargs: Any) -> Any:
             """Quantizes as Keras does, whose type check would reject nanotf's own classes."""

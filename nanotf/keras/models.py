@@ -11,12 +11,12 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from nanotf.compat import keras_names, keras_steps
+from nanotf.compat import keras_common, keras_models, keras_steps
 from nanotf.errors import InvalidArgumentTypeError
 
-_KerasModel: Any = keras_names.model_class()
-_KerasSequential: Any = keras_names.sequential_class()
-_KerasFunctional: Any = keras_names.functional_class()
+_KerasModel: Any = keras_models.model_class()
+_KerasSequential: Any = keras_models.sequential_class()
+_KerasFunctional: Any = keras_models.functional_class()
 
 
 # By a model's id and the method: nanotf's arguments of the call of a class's own method, for the
@@ -303,7 +303,7 @@ class Model(Copied, Accelerated, _KerasModel, metaclass=KerasTwin):  # type: ign
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras.
     """
 
-    _nanotf_functional: type  # see `keras_names.make_functional`
+    _nanotf_functional: type  # see `keras_models.make_functional`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if _is_functional_call(args, kwargs) and cls is Model:
@@ -312,7 +312,7 @@ class Model(Copied, Accelerated, _KerasModel, metaclass=KerasTwin):  # type: ign
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _is_functional_call(args, kwargs):  # a subclass that passes inputs and outputs on
-            keras_names.make_functional(type(self))
+            keras_models.make_functional(type(self))
         super().__init__(*args, **kwargs)
 
 
@@ -353,7 +353,7 @@ def _metaclass(stock: Any) -> Any:
 
     def mro(cls: Any) -> Any:
         order = [base for base in stock.mro(cls) if base is not Accelerated]
-        place = next(place for place, base in enumerate(order) if keras_names.is_keras_own(base))
+        place = next(place for place, base in enumerate(order) if keras_common.is_keras_own(base))
         return [*order[:place], Accelerated, *order[place:]]
 
     return type(stock.__name__, (stock,), {"mro": mro})
@@ -363,11 +363,11 @@ def _metaclass(stock: Any) -> Any:
 def _accelerated_class(cls: Any) -> type:
     body = {"__module__": cls.__module__, "__init__": cls.__init__, "_nanotf_original": cls}
     for name in _EXTENDED:
-        if keras_names.is_overridden(cls, name):
+        if keras_models.is_overridden(cls, name):
             body[name] = _taking_ours(name, getattr(cls, name))
     stock: Any = type(cls)
     made: type = _metaclass(stock)(cls.__name__, (Copied, Accelerated, cls), body)
-    keras_names.save_as(made, cls)
+    keras_models.save_as(made, cls)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_common, keras_models, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import KerasTwin
@@ -121,7 +121,7 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=KerasTwin):  # type: ignore[m
         if not isinstance(gradient, _tf.IndexedSlices):
             super().update_step(gradient, variable, *learning_rate)
             return
-        variable = keras_names.tf_variable(variable)
+        variable = keras_common.tf_variable(variable)
         dtype = variable.dtype
         rate = _tf.cast(learning_rate[0] if learning_rate else self.learning_rate, dtype)
         step = _tf.cast(self.iterations + 1, dtype)
@@ -175,4 +175,4 @@ _init.__signature__ = inspect.signature(_KerasAdam.__init__)
 _tf.keras.utils.register_keras_serializable("nanotf")(SparseAdam)
 Adam._nanotf_original = AdamInPlace  # workers create this class
 Adam.__module__ = _KerasAdam.__module__
-keras_names.save_as(Adam, _KerasAdam)
+keras_models.save_as(Adam, _KerasAdam)

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_models, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
 from nanotf.keras import models
@@ -75,10 +75,10 @@ def patch_tensorflow(
     check_precision(precision)
     check_keras()
     if _keras_new is None:
-        keras_model = keras_names.model_class()
+        keras_model = keras_models.model_class()
         _keras_new = vars(keras_model)["__new__"]
         keras_model.__new__ = models.accelerated_new(keras_model.__new__)
-        _replace({keras_model: models.Model, keras_names.sequential_class(): models.Sequential})
+        _replace({keras_model: models.Model, keras_models.sequential_class(): models.Sequential})
     if sparse and not _keras_inits:
         for keras_class, ours in _sparse_replacements().items():
             _keras_inits[keras_class] = vars(keras_class)["__init__"]
@@ -107,7 +107,7 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
     _set_strategies(False)
     _leave_sparse()
     if _keras_new is not None:
-        keras_names.model_class().__new__ = _keras_new
+        keras_models.model_class().__new__ = _keras_new
         _keras_new = None
         _rename(models.in_place_of)
         models.in_place_of.clear()
@@ -127,7 +127,7 @@ def _sparse_replacements() -> dict[type, type]:
     )
 
     return {
-        keras_names.embedding_class(): layers.Embedding,
+        keras_models.embedding_class(): layers.Embedding,
         keras_optimizers.adam_class(): optimizers.Adam,
     }
 

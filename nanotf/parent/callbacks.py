@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from nanotf.compat import keras_callbacks, keras_names
+from nanotf.compat import keras_callbacks, keras_models
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_callbacks import Need
 from nanotf.compat.versions import require_tensorflow
@@ -52,7 +52,7 @@ class ParentCallbacks:
     ) -> None:
         tf = require_tensorflow()
         keras = tf.keras.callbacks
-        list_class = keras_names.callback_list_class()
+        list_class = keras_models.callback_list_class()
         if verbose == "auto":
             verbose = generation().auto_verbose()
         if isinstance(callbacks, list_class):

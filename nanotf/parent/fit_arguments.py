@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_runs
 from nanotf.errors import UndividedError
 
 
@@ -55,8 +55,8 @@ class FitArguments:
         return cls(**given)._limited()
 
     def _limited(self) -> FitArguments:
-        """Reduces the arguments to `keras_names.run_limits`, and warns as Keras does."""
-        most_epochs, most_steps = keras_names.run_limits()
+        """Reduces the arguments to `keras_runs.run_limits`, and warns as Keras does."""
+        most_epochs, most_steps = keras_runs.run_limits()
         changed: dict[str, int] = {}
         if most_epochs and most_epochs < self.epochs:
             warnings.warn(f"Limiting epochs to {most_epochs}", stacklevel=2)

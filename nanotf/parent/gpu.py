@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
-from nanotf.compat import keras_names
+from nanotf.compat import keras_compiling, keras_models
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
@@ -71,7 +71,7 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     # The copy's initializers draw random numbers; those of the user's program stay the same.
-    with keras_names.kept_random_states(), strategy.scope():
+    with keras_compiling.kept_random_states(), strategy.scope():
         theirs = model_copy.copy_of(call)
     model, replica = call.model, theirs[0]
     ours = model, call.held
@@ -89,7 +89,7 @@ def fit(
     arguments |= {"callbacks": [relay], "verbose": 0}
     read_ahead.reopen(*arguments.values())
     # The copy of a model of Keras 2 has not noted its strategy.
-    call = KerasCall.of(replica, keras_names.keras_method(replica, "fit"), (), arguments)
+    call = KerasCall.of(replica, keras_models.keras_method(replica, "fit"), (), arguments)
     with defaults.no_default(), strategy.scope():
         model.history.nanotf = one_process.fit(call).nanotf
     return model.history

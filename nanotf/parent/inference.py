@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanotf.compat import keras_names, keras_steps
+from nanotf.compat import (
+    keras_common,
+    keras_metrics,
+    keras_models,
+    keras_runs,
+    keras_steps,
+)
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import call_readers, gpu, rejections
@@ -90,7 +96,7 @@ class _Inference(ModelCall):
     def begin(self) -> list[Block]:
         a, model = self.arguments, self.model
         steps = self.data.steps
-        list_class = keras_names.callback_list_class()
+        list_class = keras_models.callback_list_class()
         callbacks = a.callbacks
         if not isinstance(callbacks, list_class):
             callbacks = list_class(
@@ -126,11 +132,11 @@ class _Inference(ModelCall):
 
     def take_over(self, left: orders.Left) -> None:
         """Copies the changes of a pass to the user's model."""
-        keras_names.set_step_count(self.model, self.method, left.steps)
+        keras_runs.set_step_count(self.model, self.method, left.steps)
         self.traced.runs_python = left.runs_python
         for place, value in left.changed.items():
             self.variables[place].assign(value)
-        keras_names.set_plain_attributes(self.model, left.attributes)
+        keras_models.set_plain_attributes(self.model, left.attributes)
         if left.seeds is not None:
             generation().restore_seeds(left.seeds)
 
@@ -146,7 +152,7 @@ class _EvaluateCall(_Inference):
         specs = inputs.without_lists(self.data.specs)
         rejections.refuse_data(self.model, specs, self.method)
         super().build()
-        keras_names.build_metrics_for(self.model, "test_step", specs)
+        keras_metrics.build_metrics_for(self.model, "test_step", specs)
         keras_specs = self.data.keras_specs(self.data.train)
         rejections.refuse_weights(self.model, keras_specs, self.method)
 
@@ -161,7 +167,7 @@ class _EvaluateCall(_Inference):
     def end(self, results: list[orders.Evaluated]) -> Any:
         self.data.warn_of_pass()
         first = results[0]
-        variables = keras_names.metric_variables(self.model)
+        variables = keras_metrics.metric_variables(self.model)
         # Metrics may make variables in their first step, which this process does not run.
         if [tuple(v.shape) for v in variables] == [value.shape for value in first.metrics]:
             for variable, value in zip(variables, first.metrics, strict=True):
@@ -187,7 +193,7 @@ class _PredictCall(_Inference):
 
     def divided(self, stream: Stream) -> Any:
         signature = stream.signature
-        own_step = not keras_names.is_keras_own(type(self.model).predict_step)
+        own_step = not keras_common.is_keras_own(type(self.model).predict_step)
         # Keras's own step takes only the inputs.
         return signature if own_step or not isinstance(signature, tuple) else signature[0]
 

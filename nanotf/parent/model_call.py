@@ -5,7 +5,16 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from nanotf.compat import eager_context, keras_build, keras_names, keras_optimizers
+from nanotf.compat import (
+    eager_context,
+    keras_build,
+    keras_common,
+    keras_compiling,
+    keras_layers,
+    keras_metrics,
+    keras_optimizers,
+    keras_runs,
+)
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
@@ -45,15 +54,15 @@ class ModelCall(calls.Call):
         self.model = model
         self.arguments = arguments
         self.data = FitData(model, arguments, calls.STATE_BLOCK + 1, sharding, trains=self.trains)
-        known = set(map(id, keras_names.metric_state(model)))
-        with keras_names.scope_of(model):
+        known = set(map(id, keras_metrics.metric_state(model)))
+        with keras_compiling.scope_of(model):
             self.build()
         # In one process Keras builds these metrics in its first step, too late to reset them before
         # the first epoch: what they hold counts.
-        new = {i: v for i, v in enumerate(keras_names.metric_state(model)) if id(v) not in known}
+        new = {i: v for i, v in enumerate(keras_metrics.metric_state(model)) if id(v) not in known}
         values = {place: variable.numpy() for place, variable in new.items()}
         self.unreset = {place: value for place, value in values.items() if value.any()}
-        if keras_names.computes_in_bfloat16(model):
+        if keras_layers.computes_in_bfloat16(model):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
@@ -77,11 +86,11 @@ class ModelCall(calls.Call):
         if not keras_build.needs_call(model):
             return
         step = f"{rejections.STEPS[method]}_step"
-        if keras_names.has_own_step(model, step) and not model.run_eagerly:
+        if keras_common.has_own_step(model, step) and not model.run_eagerly:
             # It may call the model, or parts of it, on something other than the data's inputs.
             if self.method != "predict":
                 specs = self.data.keras_specs(self.data.train)  # with the rows that Keras knows
-            keras_names.trace_step(model, step, specs)
+            keras_compiling.trace_step(model, step, specs)
             return
         self._call_model(specs[0] if isinstance(specs, tuple) else specs)
         if keras_build.needs_call(model) and not model.built:
@@ -155,7 +164,7 @@ class ModelCall(calls.Call):
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, messages.Summary):
-            counters = keras_names.counters_of_steps(self.model)
+            counters = keras_runs.counters_of_steps(self.model)
             summaries.write(message, self.numbered, self.traced.summaries, counters)
             return
         assert isinstance(message, messages.Event), message

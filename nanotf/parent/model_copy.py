@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_compiling, keras_optimizers
 from nanotf.errors import ShippingError
 from nanotf.shipping.objects import heap
 
@@ -19,7 +19,7 @@ def copy_of(call: Any) -> Side:
     """
     # Not checked: under a strategy's scope, variables are the strategy's.
     copy, numbered = heap.load_model(call.traced.heap, is_checked=False)
-    if keras_names.builds_optimizer_for_all(call.model):
+    if keras_compiling.builds_optimizer_for_all(call.model):
         keras_optimizers.build_optimizer(copy)
     return copy, [numbered[number] for number in call.captured]
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import dataset_graphs, keras_build, keras_names, keras_optimizers
+from nanotf.compat import (
+    dataset_graphs,
+    keras_build,
+    keras_common,
+    keras_compiling,
+    keras_metrics,
+    keras_optimizers,
+)
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
@@ -42,7 +49,7 @@ def _look_wrong(model: Any, specs: Any, method: str) -> bool:
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
         return True  # Keras's steps take x, y and sample weights
-    if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
+    if keras_common.has_own_step(model, f"{STEPS[method]}_step"):
         return False  # its own step may not need them
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
     trains = method == "fit"
@@ -79,7 +86,7 @@ def refuse_weights(model: Any, specs: Any, method: str) -> None:
 
 def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
     tf = require_tensorflow()
-    if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
+    if keras_common.has_own_step(model, f"{STEPS[method]}_step"):
         return False
     _, y, weights = tf.keras.utils.unpack_x_y_sample_weight(specs)
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or ())
@@ -102,7 +109,7 @@ def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
 
 
 def _has_no_loss(model: Any) -> bool:
-    return keras_names.compile_arguments(model).get("loss") is None
+    return keras_compiling.compile_arguments(model).get("loss") is None
 
 
 def trace_step(
@@ -130,7 +137,7 @@ def trace_step(
     kept = []
     if method == "fit":
         if model.built and generation().trainable_variables(model):
-            with keras_names.scope_of(model):
+            with keras_compiling.scope_of(model):
                 keras_optimizers.build_optimizers(model, specs)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
         variables = counters
@@ -138,7 +145,7 @@ def trace_step(
             variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
     if shapes is not None:  # a step that runs also counts metrics and draws random numbers
-        changed = [*keras_names.metric_variables(model), *generation().seed_variables(model)]
+        changed = [*keras_metrics.metric_variables(model), *generation().seed_variables(model)]
         kept += [(v, v.numpy()) for v in changed]
     try:
         step(iterator)
@@ -191,7 +198,7 @@ def refuse_optimizer(model: Any, specs: Any) -> None:
     Keras raises, or continues as if nothing had changed, depending on its earlier traces.
     """
     optimizer = model.optimizer
-    own_step = not keras_names.is_keras_own(type(model).train_step)
+    own_step = not keras_common.is_keras_own(type(model).train_step)
     trained = generation().trainable_variables(model)
     if own_step or keras_optimizers.is_built_for(optimizer, trained):
         return

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_compiling
 from nanotf.compat.generation import generation
 
 _numbers = itertools.count(1)
@@ -33,7 +33,7 @@ class TracedModel:
     # drawn, so workers reuse the functions of one set only. 0 if steps run eagerly.
     number: int = 0
     runs_python: bool | None = None  # whether the steps run Python code; None if unknown
-    # After `on_train_begin`, see `keras_names.plain_attributes`; None until a call has got there
+    # After `on_train_begin`, see `keras_models.plain_attributes`; None until a call has got there
     attributes: tuple[dict[str, Any], ...] | None = None
     # `summary_state.WriterState` of the writers that its steps write with
     summaries: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,7 +65,7 @@ def traced(
     now = TracedModel(heap, numbered, generation().trainable_variables(model))
     found = None
     for step, specs in specs_by_step.items():
-        function = None if model.run_eagerly else keras_names.step_function(model, step)
+        function = None if model.run_eagerly else keras_compiling.step_function(model, step)
         if not hasattr(function, "__dict__"):  # steps run eagerly, or nothing can be noted on it
             return now
         by_kind = vars(function).setdefault(_TRACED, {})
@@ -90,7 +90,7 @@ def _number_for(model: Any, new: TracedModel) -> int:
 def is_traced(model: Any, specs_by_step: dict[str, Any]) -> bool:
     """Returns True if a call has traced the first of the steps; see `traced`."""
     step, specs = next(iter(specs_by_step.items()))
-    function = keras_names.step_function(model, step)
+    function = keras_compiling.step_function(model, step)
     return repr(specs) in getattr(function, _TRACED, {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, functions, keras_names
+from nanotf.compat import distribute, functions, keras_common
 from nanotf.errors import NanoError
 from nanotf.region import retracing, scope
 from nanotf.region.proof import part_proofs
@@ -148,7 +148,7 @@ def applying_pairs(stock: Any, strategy: Any) -> Any:
 def _check_under_strategy(strategy: Any, variables: Any) -> None:
     if scope.exchange is None or tf.distribute.get_strategy() is not strategy:
         return
-    for variable in map(keras_names.tf_variable, variables):
+    for variable in map(keras_common.tf_variable, variables):
         if not isinstance(variable, tf.distribute.DistributedValues):
             raise NanoError(
                 "Under strategy.run() an optimizer trains variables of the strategy. Received: "

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_layers
 from nanotf.region import scope
 
 
@@ -24,7 +24,7 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     leaves = tf.nest.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
-    kept = [(losses, len(losses)) for losses in keras_names.lists_of_losses(layer)]
+    kept = [(losses, len(losses)) for losses in keras_layers.lists_of_losses(layer)]
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(*tensors: Any) -> Any:
@@ -33,13 +33,13 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
         out = stock(*inner_args, **inner_kwargs)
         adds = any(len(losses) > count for losses, count in kept)
-        if adds or any(keras_names.mask_of(leaf) is not None for leaf in tf.nest.flatten(out)):
+        if adds or any(keras_layers.mask_of(leaf) is not None for leaf in tf.nest.flatten(out)):
             raise scope.NotCompiled
         return out
 
     tensors = [leaves[place] for place in places]
     try:
-        if any(keras_names.mask_of(tensor) is not None for tensor in tensors):
+        if any(keras_layers.mask_of(tensor) is not None for tensor in tensors):
             raise scope.NotCompiled
         with scope.compiling(inside=True):
             trace = compiled.get_concrete_function(*tensors)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context, keras_names
+from nanotf.compat import eager_context, keras_common
 from nanotf.region import recording, scope
 
 _calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # made, by layer
@@ -48,11 +48,11 @@ def check(
     number = _calls[layer].assign_add(1, read_value=True)
 
     def compare() -> Any:
-        state = [v.read_value() for v in map(keras_names.tf_variable, layer.variables)]
+        state = [v.read_value() for v in map(keras_common.tf_variable, layer.variables)]
         with scope.dividing(None):
             expected = _results(layer, lambda: whole(*args, **kwargs), args, kwargs)
         for variable, before in zip(layer.variables, state, strict=True):
-            now = keras_names.tf_variable(variable).read_value()
+            now = keras_common.tf_variable(variable).read_value()
             assert_equal(layer, f"an assignment to {variable.name}", now, before)
         found = _results(layer, lambda: divided(args, kwargs), args, kwargs)
         for (name, here), (_, there) in zip(found, expected, strict=True):
@@ -70,7 +70,7 @@ def _results(layer: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> lis
     """Returns pairs of a name and a tensor: outputs, and their gradients for one upstream."""
     leaves = tf.nest.flatten((args, kwargs))
     given = [v for v in leaves if isinstance(v, tf.Tensor) and v.dtype.is_floating]
-    trained = list(map(keras_names.tf_variable, layer.trainable_variables))
+    trained = list(map(keras_common.tf_variable, layer.trainable_variables))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch([*given, *trained])
         outputs = [v for v in tf.nest.flatten(call()) if tf.is_tensor(v)]

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nanotf.compat import functions, keras_names
+from nanotf.compat import functions, keras_layers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import processor
@@ -177,7 +177,7 @@ def whole(layer: Any) -> Any:
     Example:
         >>> attention = nanotf.whole(AttentionOverTheBatch())
     """
-    return _declared(layer, keras_names.WHOLE)
+    return _declared(layer, keras_layers.WHOLE)
 
 
 def by_rows(layer: Any) -> Any:
@@ -202,7 +202,7 @@ def by_rows(layer: Any) -> Any:
     Example:
         >>> features = nanotf.by_rows(WaveletsInNumPy())
     """
-    return _declared(layer, keras_names.BY_ROWS)
+    return _declared(layer, keras_layers.BY_ROWS)
 
 
 def _declared(layer: Any, how: str) -> Any:
@@ -211,7 +211,7 @@ def _declared(layer: Any, how: str) -> Any:
             f"nanotf.{how}() takes a layer or a model. Received: an object of class "
             f"{type(layer).__qualname__}."
         )
-    setattr(layer, keras_names.DECLARED, how)
+    setattr(layer, keras_layers.DECLARED, how)
     return layer
 
 

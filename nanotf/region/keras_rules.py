@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_layers
 from nanotf.region import ledger, regions, scope
 from nanotf.region.proof.verdicts import Subject, verdict_of
 from nanotf.region.rows import rows_of
@@ -52,7 +52,7 @@ def finding_logits(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def _get_logits(output: Any, from_logits: Any, *args: Any) -> Any:
         joined = rows_of(output)
-        if joined is None or keras_names.activation_behind(joined.own) is None:
+        if joined is None or keras_layers.activation_behind(joined.own) is None:
             return stock(output, from_logits, *args)
         own, from_logits = stock(joined.own, from_logits, *args)
         if own is joined.own:
@@ -75,7 +75,7 @@ def noting_call(stock: Any, _: Any) -> Any:
 
 def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of targets and predictions that uses the worker's own rows if these do."""
-    function = keras_names.converted_as_here(function)
+    function = keras_layers.converted_as_here(function)
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(function)
@@ -101,8 +101,8 @@ def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(y_true, y_pred, **options)
         own = function(division.take(y_true), joined.own, **options)
         values = division.join(own)
-        if keras_names.mask_of(own) is not None:
-            keras_names.set_mask(values, division.join(keras_names.mask_of(own)))
+        if keras_layers.mask_of(own) is not None:
+            keras_layers.set_mask(values, division.join(keras_layers.mask_of(own)))
         return values
 
     found: Callable[..., Any] = of_rows

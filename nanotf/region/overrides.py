@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from nanotf.collectives import lazy
-from nanotf.compat import autograph, keras_names, one_replica, replacements
+from nanotf.compat import autograph, keras_layers, one_replica, replacements
 from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
 from nanotf.region import call_changes, draws, keras_rules, normalization, once, tapes
 
@@ -46,8 +46,8 @@ _ONCE = "all workers run the program, but only one writes its files"
 
 TABLE: tuple[Override, ...] = (
     # Models.
-    Override("keras.src.layers.core.embedding:Embedding.call", "see `keras_names.look_up`", lambda stock, strategy: keras_names.look_up(stock), KERAS_3),
-    Override("keras.src.layers.core.embedding:Embedding.add_loss", "see `keras_names.of_variable_dtype`", lambda stock, strategy: keras_names.of_variable_dtype(stock), KERAS_3),
+    Override("keras.src.layers.core.embedding:Embedding.call", "see `keras_layers.look_up`", lambda stock, strategy: keras_layers.look_up(stock), KERAS_3),
+    Override("keras.src.layers.core.embedding:Embedding.add_loss", "see `keras_layers.of_variable_dtype`", lambda stock, strategy: keras_layers.of_variable_dtype(stock), KERAS_3),
     Override("keras.src.saving.saving_lib:get_attr_skipset", "makes variables, which would be broadcast, while one rank may save alone", _with_known_values, KERAS_3),
     # TensorFlow.
     Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which would be broadcast, while one rank may save alone", _with_known_values),

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context, keras_build, keras_names
+from nanotf.compat import (
+    eager_context,
+    keras_build,
+    keras_common,
+    keras_layers,
+    keras_models,
+)
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, declared, ledger, recording, rows, scope, variables
@@ -85,7 +91,7 @@ class Region:
     def _known(self, found: Iterator[Any], what: str) -> Any:
         for each in found:
             return each
-        if getattr(self.layer, keras_names.DECLARED, None) == keras_names.BY_ROWS:
+        if getattr(self.layer, keras_layers.DECLARED, None) == keras_layers.BY_ROWS:
             raise ModelError(
                 "A layer that nanotf.by_rows declares must be a function of its arguments and "
                 f"weights. Received: {self.layer.name}, which {what}. Leave nanotf.by_rows out."
@@ -109,9 +115,9 @@ class Region:
         if not self.division.has_rows(whole):
             return self.spread(whole) if whole.dtype.is_floating else whole
         own = self.division.take(whole)
-        mask = keras_names.mask_of(leaf)
+        mask = keras_layers.mask_of(leaf)
         if mask is not None:
-            keras_names.set_mask(own, self.division.take(tf.convert_to_tensor(mask)))
+            keras_layers.set_mask(own, self.division.take(tf.convert_to_tensor(mask)))
         return own
 
     @contextlib.contextmanager
@@ -158,9 +164,9 @@ class Region:
             combine = self.division.alike if factor is None else self.division.mean
             return combine(leaf) if leaf.dtype.is_floating else leaf
         whole = self.division.join(leaf, factor)
-        mask = keras_names.mask_of(leaf)
+        mask = keras_layers.mask_of(leaf)
         if mask is not None:
-            keras_names.set_mask(whole, self.division.join(mask))
+            keras_layers.set_mask(whole, self.division.join(mask))
         return whole
 
     def _join_along(self, own: Any, axis: int) -> Any:
@@ -203,7 +209,7 @@ class Region:
     def leave_losses(self, before: set[int], factors: Sequence[Any]) -> None:
         """Converts losses that the call gave to `add_loss` to losses of the batch."""
         each = iter(factors)
-        for found in keras_names.lists_of_losses(self.layer):
+        for found in keras_layers.lists_of_losses(self.layer):
             for place, loss in enumerate(list(found)):
                 if isinstance(loss, tf.Tensor) and id(loss) not in before:
                     found[place] = self.leave(loss, self._known(each, "adds losses"))
@@ -230,8 +236,8 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
-    declaration = getattr(layer, keras_names.DECLARED, None)
-    if declaration == keras_names.WHOLE:
+    declaration = getattr(layer, keras_layers.DECLARED, None)
+    if declaration == keras_layers.WHOLE:
         ledger.note(layer, Part(layer.name, False, "as nanotf.whole declares"))
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
@@ -251,11 +257,11 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             whole, found = functools.partial(stock, layer), declared.recorded
             declared.check(layer, whole, divided, args, kwargs, found)
         return divided(args, kwargs)
-    if declaration == keras_names.BY_ROWS:
+    if declaration == keras_layers.BY_ROWS:
         scope.wholes += 1  # layers around it run whole because of it, and need not warn
         why = "as nanotf.by_rows declares"
         ledger.note(layer, Part(layer.name, True, why, verdict.operations))
-        trained = tuple(map(keras_names.tf_variable, layer.trainable_variables))
+        trained = tuple(map(keras_common.tf_variable, layer.trainable_variables))
         verdict = Verdict(factors=None, variables=trained, reads_behind=True, leaves_notes=True)
         divided = functools.partial(_divided, layer, stock, division, verdict)
         declared.check(layer, functools.partial(stock, layer), divided, args, kwargs)
@@ -270,7 +276,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _inside(layer: Any) -> list[Any]:
-    return [inner for inner in keras_names.flat_layers(layer) if inner is not layer]
+    return [inner for inner in keras_common.flat_layers(layer) if inner is not layer]
 
 
 def _divided(
@@ -285,7 +291,7 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
     """Calls the region's layer on this worker's rows; returns its outputs for the whole batch."""
     layer, division = region.layer, region.division
     held = [(v, kind, v.read_value()) for v, kind in verdict.assigned]
-    before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
+    before = {id(loss) for found in keras_layers.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, verdict.variables)
@@ -348,7 +354,7 @@ def _division_for(
     if layer.built and not layer.weights and not any(map(rows.rows_of, data)):
         return None  # there is nothing to gain
     division = _division_of(scope.exchange, data[0])
-    if division is not None and not layer.built and isinstance(layer, keras_names.model_class()):
+    if division is not None and not layer.built and isinstance(layer, keras_models.model_class()):
         with scope.dividing(None):
             keras_build.build_symbolically(layer, stock, args, kwargs, is_data)
     return division if layer.built else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import keras_names, values
+from nanotf.compat import keras_common, values
 from nanotf.errors import DivergedError
 from nanotf.region.rows import Exchange
 
@@ -99,7 +99,7 @@ def held(variables: Sequence[Any]) -> Iterator[tuple[str, float]]:
     """Yields the name and the Euclidean norm of each floating-point variable."""
     for variable in variables:
         if variable.dtype.is_floating:
-            value = values.read(keras_names.tf_variable(variable))
+            value = values.read(keras_common.tf_variable(variable))
             if value.dtype.size < 4:  # its squares would overflow
                 value = tf.cast(value, tf.float32)
             # One op that makes no copy: at an epoch's end, of all of a model's variables.

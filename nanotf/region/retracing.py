@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_common
 from nanotf.console import logger
 
 MANY = 5  # traces for one cause; a full and a short last batch need 2, training and testing 4
@@ -48,7 +48,7 @@ def called(function: Any, args: Any, kwargs: Any) -> None:
     traces.numbers.add(tuple(x for x in leaves if _is_number(x)))
     traces.shapes.add(tuple(tuple(x.shape) for x in leaves if _has_shape(x)))
     advice = _advice(traces)
-    if advice and not keras_names.is_keras_own(function.python_function):
+    if advice and not keras_common.is_keras_own(function.python_function):
         traces.told = True
         logger.warning("%s was traced %d times. %s", _name(function), count, advice)
 

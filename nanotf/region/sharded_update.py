@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_common, keras_layers, keras_models, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import rows
@@ -71,14 +71,14 @@ class OptimizerShards:
             variables: the `tf.Variable`s of the call's state.
         """
         optimizer = model.optimizer
-        if not _is_known(type(optimizer)) or not keras_names.is_keras_own(type(model).train_step):
+        if not _is_known(type(optimizer)) or not keras_common.is_keras_own(type(model).train_step):
             return None
         if not keras_optimizers.updates_elements_apart(optimizer, ELEMENTWISE):
             return None
-        trainable = [keras_names.tf_variable(v) for v in model.trainable_variables]
+        trainable = [keras_common.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}
         slots = {
-            name: [place[id(keras_names.tf_variable(v))] for v in slot]
+            name: [place[id(keras_common.tf_variable(v))] for v in slot]
             for name, slot in keras_optimizers.optimizer_slots(optimizer).items()
         }
         if not slots or not _are_understood(optimizer, slots, trainable, variables):
@@ -107,15 +107,15 @@ class OptimizerShards:
             dense,
             tables,
             not all(
-                keras_names.is_keras_own(type(layer))
-                for layer in [model, *keras_names.layers_below(model)]
+                keras_common.is_keras_own(type(layer))
+                for layer in [model, *keras_layers.layers_below(model)]
             ),
         )
 
 
 def _is_known(optimizer: type) -> bool:
     """Returns True if a class of optimizers is Keras's own or nanotf's."""
-    return keras_names.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.keras.optimizers"
+    return keras_common.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.keras.optimizers"
 
 
 def _are_understood(
@@ -136,17 +136,17 @@ def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
     divisible: set[int] = set()
     tables: set[int] = set()
     whole: set[int] = set()
-    for layer in keras_names.layers_below(model):
+    for layer in keras_layers.layers_below(model):
         variables = layer.trainable_variables
-        ids = {id(keras_names.tf_variable(v)) for v in variables}
+        ids = {id(keras_common.tf_variable(v)) for v in variables}
         if {cls.__name__ for cls in type(layer).__mro__} & set(UNDIVIDED_LAYERS):
             whole |= ids
-        elif keras_names.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
+        elif keras_common.is_keras_own(type(layer)) and not keras_layers.layers_below(layer):
             # A constraint, such as a largest norm, looks at the whole variable.
             constrained = any(getattr(v, "constraint", None) for v in variables)
-            is_table = isinstance(layer, keras_names.embedding_class())
+            is_table = isinstance(layer, keras_models.embedding_class())
             (whole if constrained else tables if is_table else divisible).update(ids)
-        elif isinstance(layer, keras_names.embedding_class()):  # the user's, whose gradient may be
+        elif isinstance(layer, keras_models.embedding_class()):  # the user's, whose gradient may be
             whole |= ids  # sparse
     return divisible - whole - tables, tables - whole - divisible
 
@@ -173,12 +173,12 @@ class ShardedUpdate:
         self.strategy = strategy
         self.optimizer = keras_optimizers.unbuilt_twin(optimizer)
         self.shards = shards
-        dense = [keras_names.tf_variable(v) for v in shards.dense.of(trainable)]
+        dense = [keras_common.tf_variable(v) for v in shards.dense.of(trainable)]
         self.bounds = strategy.part_of(sum(int(v.shape.num_elements()) for v in dense))
         self.part = generation().make_variable(
             tf.zeros([self.bounds[1] - self.bounds[0]], dense[0].dtype), "part"
         )
-        tables = [keras_names.tf_variable(v) for v in shards.tables.of(trainable)]
+        tables = [keras_common.tf_variable(v) for v in shards.tables.of(trainable)]
         self._tables = [_TablePart(strategy, v) for v in tables]
         self.alike = [] if shards.refresh else [*dense, *tables]
         # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
@@ -209,7 +209,7 @@ class ShardedUpdate:
                 (slots[name][1 + i], places[i : i + 1], table.elements, True)
                 for name, places in tables.slots
             ]
-        return [(keras_names.tf_variable(v), *others) for v, *others in found]
+        return [(keras_common.tf_variable(v), *others) for v, *others in found]
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
         divided = {*self.shards.dense.trainable, *self.shards.tables.trainable}
@@ -224,11 +224,11 @@ class ShardedUpdate:
             trainable: the model's trainable variables.
         """
         tf = require_tensorflow()
-        variables = [keras_names.tf_variable(v) for v in self.shards.dense.of(trainable)]
-        tables = [keras_names.tf_variable(v) for v in self.shards.tables.of(trainable)]
+        variables = [keras_common.tf_variable(v) for v in self.shards.dense.of(trainable)]
+        tables = [keras_common.tf_variable(v) for v in self.shards.tables.of(trainable)]
         found = self.shards.dense.of(gradients)
         parts = [self._own_part(g, v) for g, v in zip(found, variables, strict=True)]
-        part = keras_names.tf_variable(self.part)
+        part = keras_common.tf_variable(self.part)
         if self.shards.refresh:  # others may have changed the variables since the last step
             part.assign(self._part_of(variables))
             for own, table in zip(self._tables, tables, strict=True):
@@ -282,7 +282,7 @@ class ShardedUpdate:
         flags = [tf.fill(v.shape, gone) for gone, v in zip(absent, locals_, strict=True)]
         mask = self._part_of(flags)
         own = [self.part, *(self._slots[name][0] for name, _ in self.shards.dense.slots)]
-        parts = [keras_names.tf_variable(v) for v in own]
+        parts = [keras_common.tf_variable(v) for v in own]
         return [(variable, variable.read_value(), mask) for variable in parts]
 
 
@@ -311,7 +311,7 @@ class _TablePart:
 
     def take(self, table: Any) -> None:
         """Copies the rows from the table."""
-        keras_names.tf_variable(self.part).assign(table[self._bounds[0] : self._bounds[1]])
+        keras_common.tf_variable(self.part).assign(table[self._bounds[0] : self._bounds[1]])
 
     def of(self, gradient: Any) -> Any:
         """Returns these rows' part of the table's gradient, sparse or dense; None stays None."""
@@ -332,7 +332,7 @@ class _TablePart:
     def of_all_ranks(self) -> Any:
         """The whole table, joined from all ranks' rows."""
         tf = require_tensorflow()
-        own = keras_names.tf_variable(self.part).read_value()
+        own = keras_common.tf_variable(self.part).read_value()
         return tf.ensure_shape(self._strategy.gather_rows(own), self._shape)
 
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, values, variable_handles
+from nanotf.compat import keras_common, values, variable_handles
 from nanotf.errors import ModelError
 from nanotf.region import rows
 from nanotf.region.rows import Exchange
@@ -19,7 +19,7 @@ from nanotf.region.rows import Exchange
 
 def plain(variable: Any) -> Any:
     """Returns the plain variable behind a Keras, distributed or casting variable."""
-    variable = keras_names.tf_variable(variable)
+    variable = keras_common.tf_variable(variable)
     if hasattr(variable, "_values"):
         variable = variable._values[0]
     return values.behind(variable)
@@ -27,7 +27,7 @@ def plain(variable: Any) -> Any:
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
     """Returns the plain variables that a layer may train or its code reads, each once."""
-    found = [plain(v) for v in (*keras_names.tf_variables(layer), *others)]
+    found = [plain(v) for v in (*keras_common.tf_variables(layer), *others)]
     found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
     return list({id(v): v for v in found}.values())
 

@@ -57,8 +57,8 @@ class ModelOrder:
     seeding: int  # see `eager_context.seeding`
     terminal: Terminal
     quiet: bool  # whether rank 0's prints stay out of the terminal
-    # By the place in `keras_names.metric_state`: values (`numpy.ndarray`) of metrics that Keras has
-    # not built yet, and so does not reset before the first epoch.
+    # By the place in `keras_metrics.metric_state`: values (`numpy.ndarray`) of metrics that Keras
+    # has not built yet, and so does not reset before the first epoch.
     unreset: dict[int, Any]
     summaries: bool  # whether the parent has a default writer of summaries
 
@@ -80,11 +80,11 @@ class FitOrder(ModelOrder):
     validation_freq: Any  # int or list of int, as `fit` takes it
     shards: OptimizerShards | None  # None if each worker makes the whole update
     asks: frozenset[str]  # the batch hooks at which workers store their state without a request
-    metrics_layout: StateLayout  # of the variables in `keras_names.metric_state`
+    metrics_layout: StateLayout  # of the variables in `keras_metrics.metric_state`
     metrics_block: int  # the number of the call's block that holds them
     pauses: bool  # whether the parent may ask for a pause
     stop: bool  # whether to stop after one batch, since `on_train_begin` requested it
-    # Of the model after `on_train_begin`, see `keras_names.plain_attributes`.
+    # Of the model after `on_train_begin`, see `keras_models.plain_attributes`.
     attributes: tuple[dict[str, Any], ...]
 
 
@@ -107,7 +107,7 @@ class Left:
     # The values (`numpy.ndarray`) of the variables that the pass has changed, such as the states of
     # random layers, by place in `ModelOrder.layout`.
     changed: dict[int, Any]
-    # Of the model, see `keras_names.plain_attributes`, if steps that run eagerly have changed any.
+    # Of the model, see `keras_models.plain_attributes`, if steps that run eagerly have changed any.
     attributes: tuple[dict[str, Any], ...] = ()
     seeds: Any = None  # see `Generation.drawn_seeds`
     runs_python: bool = False  # whether the model's traced steps run Python, see `parent.traced`

@@ -203,7 +203,7 @@ class Waiting(Message):
     state: bool = False  # whether the rank's variables are in its part of the state block
     # The parts of the order's blocks that it has written, if `Setup` asked for that.
     written: Written = ()
-    # Of rank 0's model, see `keras_names.plain_attributes`, if steps that run eagerly have changed
+    # Of rank 0's model, see `keras_models.plain_attributes`, if steps that run eagerly have changed
     # any; else empty.
     attributes: tuple[dict[str, Any], ...] = ()
     seeds: Any = None  # from rank 0 and with its state: see `Generation.drawn_seeds`
@@ -222,7 +222,7 @@ class Proceed(Message):
     store: bool = False
     abandon: bool = False  # whether the call ends here because the user's data raised
     written: Written = ()  # the parts of the order's blocks that the parent has written
-    # Of the model, see `keras_names.plain_attributes`, if callbacks have changed any; else empty.
+    # Of the model, see `keras_models.plain_attributes`, if callbacks have changed any; else empty.
     attributes: tuple[dict[str, Any], ...] = ()
     seeds: Any = None  # see `Generation.drawn_seeds`; None if callbacks have drawn none
 

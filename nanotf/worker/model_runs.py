@@ -11,7 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names, keras_optimizers, keras_steps, random_states
+from nanotf.compat import (
+    distribute,
+    keras_common,
+    keras_metrics,
+    keras_models,
+    keras_optimizers,
+    keras_runs,
+    keras_steps,
+    random_states,
+)
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
@@ -137,7 +146,7 @@ class _ModelRun:
         order, session = self.order, self.session
         prints = output.to_parent(session, self.number, order.terminal, ("stdout",), order.quiet)
         tell = session.channel.send if session.rank == 0 else lambda _: None
-        counters = keras_names.counters_of_steps(self.model)
+        counters = keras_runs.counters_of_steps(self.model)
         sender = summaries.Sender(self.number, tell, lambda: session.stopwatch.kind, counters)
         written = summaries.sending(sender, order.summaries)
         warned: Any = contextlib.nullcontext()
@@ -161,7 +170,7 @@ class _ModelRun:
 
     def _left(self, method: str) -> orders.Left:
         """Returns what a pass over the data leaves in the model; only rank 0's is used."""
-        steps = keras_names.step_count(self.model, method)
+        steps = keras_runs.step_count(self.model, method)
         if self.session.rank:
             return orders.Left(steps, {})
         return orders.Left(
@@ -179,12 +188,12 @@ class _ModelRun:
         """
         if not self.model.run_eagerly:
             return ()
-        found = keras_names.plain_attributes(self.model)
+        found = keras_models.plain_attributes(self.model)
         before, self._attributes = self._attributes, pickle.dumps(found)
         return found if self._attributes != before else ()
 
     def _note_attributes(self) -> None:
-        self._attributes = pickle.dumps(keras_names.plain_attributes(self.model))
+        self._attributes = pickle.dumps(keras_models.plain_attributes(self.model))
 
     def _callbacks(self) -> list[Any]:
         passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
@@ -299,10 +308,10 @@ class FitRun(_ModelRun):
         self.metrics.load(orders.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         replica.leave_unreset(self.model, order.unreset)
-        keras_names.set_plain_attributes(self.model, order.attributes)
+        keras_models.set_plain_attributes(self.model, order.attributes)
         self._note_attributes()
         generation().begin_at(self.model, order.initial_epoch, order.initial_step)
-        keras_names.forget_validation_data(self.model)
+        keras_runs.forget_validation_data(self.model)
         train, steps = inputs.passes_for(self.model, order.train, order.steps_per_epoch)
         validation, validation_steps = inputs.passes_for(
             self.model, order.validation, order.validation_steps
@@ -311,7 +320,7 @@ class FitRun(_ModelRun):
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
         sigterm = leaving_sigterm_to_parent() if order.pauses else contextlib.nullcontext()
         with at_end, sigterm, self._dividing():
-            keras_names.keras_method(self.model, "fit")(
+            keras_models.keras_method(self.model, "fit")(
                 self._dataset(train),
                 epochs=order.epochs,
                 initial_epoch=order.initial_epoch,
@@ -336,7 +345,7 @@ class FitRun(_ModelRun):
         return state.SharedVariables(
             order.metrics_layout,
             self.blocks[order.metrics_block],
-            keras_names.metric_state(self.model),
+            keras_metrics.metric_state(self.model),
         )
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
@@ -387,7 +396,7 @@ class FitRun(_ModelRun):
         """Returns the variables that could differ between workers."""
         update = self.kept.update
         alike = set() if update is None else set(map(id, update.alike))
-        return [v for v in self.state.variables if id(keras_names.tf_variable(v)) not in alike]
+        return [v for v in self.state.variables if id(keras_common.tf_variable(v)) not in alike]
 
     def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
         """Returns the arguments of `RunAhead.begin_epoch`."""
@@ -422,7 +431,7 @@ class FitRun(_ModelRun):
         if answer.store:
             answer = self._store_and_ask(name, index, logs, True)
         if answer.attributes:
-            keras_names.set_plain_attributes(self.model, answer.attributes)
+            keras_models.set_plain_attributes(self.model, answer.attributes)
             self._note_attributes()
         if answer.seeds is not None:
             generation().restore_seeds(answer.seeds)
@@ -465,7 +474,7 @@ class EvaluateRun(_ModelRun):
         replica.leave_unreset(self.model, order.unreset)
         at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(order.data))
         with at_end, self._dividing():
-            logs = keras_names.keras_method(self.model, "evaluate")(
+            logs = keras_models.keras_method(self.model, "evaluate")(
                 self._dataset(order.data),
                 steps=order.steps,
                 callbacks=self._callbacks(),
@@ -473,7 +482,7 @@ class EvaluateRun(_ModelRun):
                 verbose=0,
             )
         self._send_held()
-        variables = keras_names.metric_variables(self.model)
+        variables = keras_metrics.metric_variables(self.model)
         return orders.Evaluated(
             logs,
             generation().metrics_in_order(self.model, logs),
@@ -494,7 +503,7 @@ class PredictRun(_ModelRun):
         self.writer = outputs.OutputWriter(self._send_outputs)
         with replica.outputs_to(self.model, self.writer.take), self._dividing():
             try:
-                keras_names.keras_method(self.model, "predict")(
+                keras_models.keras_method(self.model, "predict")(
                     self._dataset(order.data),
                     steps=order.steps,
                     callbacks=self._callbacks(),

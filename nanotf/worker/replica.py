@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs, keras_names
+from nanotf.compat import graphs, keras_common, keras_compiling, keras_metrics
 from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
@@ -66,9 +66,9 @@ class ReplicaMixin:
         if self.train_function is not None and not force:  # type: ignore[has-type]
             return self.train_function  # type: ignore[has-type]
         ahead, stopwatch = self._nanotf_ahead, self._nanotf_stopwatch
-        if keras_names.makes_steps_one_by_one(self):
+        if keras_compiling.makes_steps_one_by_one(self):
             step = _telling_of_end(
-                self, timing.TRAIN, ahead.executes(keras_names.step_on_batch(self))
+                self, timing.TRAIN, ahead.executes(keras_compiling.step_on_batch(self))
             )
             timed = stopwatch.timed(timing.TRAIN, step, lambda: ahead.count)
             self.train_function = ahead.answers(timed)
@@ -111,7 +111,7 @@ class ReplicaMixin:
     def get_metrics_result(self) -> Any:
         """Returns Keras's result without the losses that only `session` has built."""
         results = super().get_metrics_result()  # type: ignore[misc]
-        return keras_names.without_unused_losses(self, results)
+        return keras_compiling.without_unused_losses(self, results)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: `session` has built model, metrics and optimizer (Keras 3)."""
@@ -214,7 +214,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
     """
     cls = type(model)
     ahead = RunAhead()
-    steps = [name for name in _STEPS if keras_names.has_own_step(model, name)]
+    steps = [name for name in _STEPS if keras_common.has_own_step(model, name)]
     body = {
         "__module__": cls.__module__,
         "_nanotf_outputs": None,
@@ -247,9 +247,9 @@ def leave_unreset(model: Any, values: Mapping[int, Any]) -> None:
 
     Args:
         model: a model that `become_replica` has changed.
-        values: by place in `keras_names.metric_state`.
+        values: by place in `keras_metrics.metric_state`.
     """
-    variables = keras_names.metric_state(model)
+    variables = keras_metrics.metric_state(model)
     type(model)._nanotf_unreset = [(variables[place], v) for place, v in values.items()]
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives import Group
-from nanotf.compat import eager_context, keras_names, keras_optimizers, process_state
+from nanotf.compat import (
+    eager_context,
+    keras_common,
+    keras_compiling,
+    keras_metrics,
+    keras_optimizers,
+    process_state,
+)
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
@@ -195,11 +202,11 @@ class Session:
             gc.collect()
 
     def _build_metrics(self, kept: KeptModel, specs: Any, step: str) -> None:
-        own = keras_names.has_own_step(kept.model, step)
+        own = keras_common.has_own_step(kept.model, step)
         trace = functools.partial(
-            keras_names.trace_step, kept.model, step, (specs, inputs.extent_spec())
+            keras_compiling.trace_step, kept.model, step, (specs, inputs.extent_spec())
         )
-        keras_names.build_metrics(kept.model, specs, trace if own else None)
+        keras_metrics.build_metrics(kept.model, specs, trace if own else None)
         kept.has_metrics = True
 
     def _build_optimizers(

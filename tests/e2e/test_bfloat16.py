@@ -17,7 +17,7 @@ import tensorflow as tf
 from parity import digits, optimizer_state
 
 import nanotf
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_layers, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano, nano_bf16, nano_multiprocessing
 from nanotf.machine import processor
@@ -406,7 +406,7 @@ def test_float32_gives_no_warning(
     machine: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     machine("avx2")
-    assert not keras_names.computes_in_bfloat16(_linear())
+    assert not keras_layers.computes_in_bfloat16(_linear())
     _fit(_linear(), *_exact_data(), epochs=1, num_processes=2)
     assert _warnings(caplog) == []
 

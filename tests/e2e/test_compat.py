@@ -35,8 +35,13 @@ from nanotf.compat import (
     functions,
     graphs,
     keras_callbacks,
-    keras_names,
+    keras_common,
+    keras_compiling,
+    keras_layers,
+    keras_metrics,
+    keras_models,
     keras_optimizers,
+    keras_runs,
     one_replica,
     values,
     variable_handles,
@@ -212,7 +217,7 @@ def test_seeds_of_keras() -> None:
         return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
 
     drawn()
-    with keras_names.kept_random_states():
+    with keras_compiling.kept_random_states():
         inside = drawn()
         tf.keras.utils.set_random_seed(4)
         drawn()
@@ -235,12 +240,12 @@ def _compiled() -> Any:
 
 
 def test_keras_classes() -> None:
-    assert inspect.isclass(keras_names.functional_class())
-    assert issubclass(keras_names.functional_class(), tf.keras.Model)
-    assert inspect.isclass(keras_names.callback_list_class())
-    assert keras_names.model_class() is tf.keras.Model
-    assert keras_names.sequential_class() is tf.keras.Sequential
-    assert keras_names.embedding_class() is L.Embedding
+    assert inspect.isclass(keras_models.functional_class())
+    assert issubclass(keras_models.functional_class(), tf.keras.Model)
+    assert inspect.isclass(keras_models.callback_list_class())
+    assert keras_models.model_class() is tf.keras.Model
+    assert keras_models.sequential_class() is tf.keras.Sequential
+    assert keras_models.embedding_class() is L.Embedding
     assert keras_optimizers.adam_class() is tf.keras.optimizers.Adam
 
 
@@ -254,7 +259,7 @@ def test_a_class_is_saved_as_another() -> None:
     class Other(Known):
         pass
 
-    keras_names.save_as(Other, Known)
+    keras_models.save_as(Other, Known)
     assert registering.get_registered_name(Other) == "of_test>Known"
     assert registering.get_registered_object("of_test>Known") is Known
 
@@ -294,7 +299,7 @@ def test_compile_state() -> None:
     model = _compiled()
     assert generation().is_compiled(model)
     assert not generation().is_compiled(tf.keras.Sequential([L.Dense(1)]))
-    arguments = keras_names.compile_arguments(model)
+    arguments = keras_compiling.compile_arguments(model)
     assert arguments["loss"] == "mse"
     assert arguments["metrics"] == ["mae"]
 
@@ -337,7 +342,7 @@ def test_model_variables_are_tensorflows() -> None:
 def test_keras_3_names() -> None:
     assert callable(tf.keras.Model._maybe_symbolic_build)
     assert tf.keras.Sequential()._distribute_strategy is None
-    assert callable(keras_names.source_module("backend").compute_output_spec)
+    assert callable(keras_common.source_module("backend").compute_output_spec)
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
@@ -346,18 +351,18 @@ def test_keras_3_names_of_a_trained_model() -> None:
     specs = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
     keras_optimizers.build_for_training(model, specs)
     assert model.optimizer.built
-    assert keras_names.metric_variables(model)
+    assert keras_metrics.metric_variables(model)
     assert isinstance(model._compile_loss.metrics, list)
     assert model.optimizer.use_ema is False
 
 
 def test_metrics_exist_before_the_first_step() -> None:
     model = _compiled()
-    before = len(keras_names.metric_variables(model))
+    before = len(keras_metrics.metric_variables(model))
     keras_optimizers.build_for_training(
         model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2], tf.float32))
     )
-    assert len(keras_names.metric_variables(model)) > before
+    assert len(keras_metrics.metric_variables(model)) > before
     model.fit(tf.zeros([4, 3]), tf.zeros([4, 2]), verbose=0)
 
 
@@ -371,20 +376,20 @@ def test_keras_2_names() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_data_adapters_of_keras_3() -> None:
-    base = keras_names.source_module("trainers.epoch_iterator").EpochIterator
+    base = keras_common.source_module("trainers.epoch_iterator").EpochIterator
     names = "_enumerate_iterator", "_get_iterator", "catch_stop_iteration", "reset"
     assert all(callable(getattr(base, name)) for name in names)
     assert callable(base._interrupted_warning)
     loop = base(np.zeros((5, 2)), batch_size=2)
     assert loop._current_iterator is loop._epoch_iterator is None
-    adapters = keras_names.source_module("trainers.data_adapters")
+    adapters = keras_common.source_module("trainers.data_adapters")
     adapter = loop.data_adapter
     assert isinstance(adapter, adapters.ArrayDataAdapter)
     assert (adapter._size, adapter._batch_size, len(adapter._inputs)) == (3, 2, 5)
     assert (adapter._num_samples, adapter._shuffle) == (5, False)
     dataset = tf.data.Dataset.range(3).batch(2)
     assert isinstance(base(dataset).data_adapter, adapters.TFDatasetAdapter)
-    slicing = keras_names.source_module("trainers.data_adapters.array_slicing")
+    slicing = keras_common.source_module("trainers.data_adapters.array_slicing")
     assert callable(slicing.convert_to_sliceable)
     assert callable(slicing.train_validation_split)
     assert hasattr(adapters.PyDatasetAdapter(_Batches()), "enqueuer")
@@ -413,14 +418,14 @@ class _Batches(getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)):  
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_data_adapters_of_keras_2() -> None:
-    keras = keras_names.source_module("engine.data_adapter")
+    keras = keras_common.source_module("engine.data_adapter")
     names = (
         "select_data_adapter train_validation_split _check_data_cardinality "
         "_make_class_weight_map_fn pack_x_y_sample_weight _is_pandas_series"
     )
     assert all(callable(getattr(keras, name)) for name in names.split())
     assert callable(
-        keras_names.source_module("engine.training_utils").handle_partial_sample_weights
+        keras_common.source_module("engine.training_utils").handle_partial_sample_weights
     )
     handler = keras.DataHandler(_Batches(), model=_compiled())
     assert isinstance(handler._adapter, keras.KerasSequenceAdapter)
@@ -454,22 +459,22 @@ def test_pipelines_as_graphs() -> None:
 
 
 def test_names_of_evaluate_and_predict() -> None:
-    trainer = keras_names.source_module(
+    trainer = keras_common.source_module(
         "backend.tensorflow.trainer" if IS_KERAS_3 else "engine.training"
     )
     parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
     assert parameters == ["values", "strategy", "reduction"]
-    joined = keras_names.join_batches([tf.ones([2, 3]), tf.ones([1, 3])])
+    joined = keras_runs.join_batches([tf.ones([2, 3]), tf.ones([1, 3])])
     assert joined.shape == (3, 3)
-    assert isinstance(keras_names.join_batches([tf.ones([2, 3]), tf.ones([1, 2])]), tf.RaggedTensor)
+    assert isinstance(keras_runs.join_batches([tf.ones([2, 3]), tf.ones([1, 2])]), tf.RaggedTensor)
     model = _compiled()
-    keras_names.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    keras_metrics.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert len(keras_optimizers.optimizer_variables(model.optimizer)) <= 2, "no slots"
     logs = {"mae": 2.0, "loss": 1.0}
     assert generation().metrics_in_order(model, logs)[0] == 1.0
     assert generation().metrics_in_order(model, {"loss": 1.0}) == 1.0
-    keras_names.set_step_count(model, "predict", None if IS_KERAS_3 else 3)
-    assert keras_names.step_count(model, "predict") == (None if IS_KERAS_3 else 3)
+    keras_runs.set_step_count(model, "predict", None if IS_KERAS_3 else 3)
+    assert keras_runs.step_count(model, "predict") == (None if IS_KERAS_3 else 3)
 
 
 def test_names_of_embedding_and_adam() -> None:
@@ -478,10 +483,10 @@ def test_names_of_embedding_and_adam() -> None:
     layer = L.Embedding(3, 2)
     layer.build((None,))
     table = layer._embeddings if IS_KERAS_3 else layer.embeddings
-    assert keras_names.variable_here(table) is keras_names.tf_variable(table)
+    assert keras_layers.variable_here(table) is keras_common.tf_variable(table)
     optimizer = tf.keras.optimizers.Adam(amsgrad=True)
     optimizer.build([table])
-    for slot in keras_optimizers.adam_slots(optimizer, keras_names.tf_variable(table)):
+    for slot in keras_optimizers.adam_slots(optimizer, keras_common.tf_variable(table)):
         assert isinstance(slot, tf.Variable) and slot.shape == (3, 2)
     if not IS_KERAS_3:
         assert callable(optimizer.aggregate_gradients)
@@ -656,7 +661,7 @@ def test_metrics_of_an_earlier_compile_stay() -> None:
     model.compile("sgd", "mse", metrics=["mae"])
     model.compile("sgd", "mse")
     assert model._compile_metrics._user_metrics == ["mae"]
-    assert keras_names.compile_arguments(model)["metrics"] == ["mae"]
+    assert keras_compiling.compile_arguments(model)["metrics"] == ["mae"]
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's name")
@@ -721,7 +726,7 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names_of_losses_and_metrics() -> None:
-    assert callable(keras_names.source_module("utils.losses_utils").apply_mask)
+    assert callable(keras_common.source_module("utils.losses_utils").apply_mask)
     model = _compiled()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     losses = model.compiled_loss
@@ -742,7 +747,7 @@ def test_names_of_compiled_models() -> None:
     model = _compiled()
     assert model.jit_compile in (None, False)
     model.jit_compile = False
-    assert keras_names.has_call(model)
+    assert keras_models.has_call(model)
     assert hasattr(tf.keras.Model().build, "_is_default")
     assert not hasattr(L.Dense(1).build, "_is_default")
     assert keras_optimizers.optimizers_of(model) == [model.optimizer]
@@ -758,7 +763,7 @@ def test_slots_are_in_lists_of_the_optimizer(name: str) -> None:
     shapes = [tuple(v.shape) for v in model.trainable_variables]
     assert slots and all([tuple(v.shape) for v in slot] == shapes for slot in slots.values())
     assert keras_optimizers.updates_elements_apart(model.optimizer, [name])
-    assert keras_names.layers_below(model)[-1] is model.layers[-1]
+    assert keras_layers.layers_below(model)[-1] is model.layers[-1]
 
 
 def test_variables_that_an_optimizer_was_built_for() -> None:
@@ -779,7 +784,9 @@ def test_a_twin_of_an_optimizer() -> None:
     assert not keras_optimizers.is_built(twin) and keras_optimizers.is_built(optimizer)
     optimizer.learning_rate = 0.5
     assert float(twin.learning_rate) == 0.5
-    assert keras_names.tf_variable(twin.iterations) is keras_names.tf_variable(optimizer.iterations)
+    assert keras_common.tf_variable(twin.iterations) is keras_common.tf_variable(
+        optimizer.iterations
+    )
 
 
 def test_attributes_of_a_variable() -> None:

@@ -19,7 +19,7 @@ from parity import assert_same_history, digits, fit_both, small_cnn, weights
 from test_parity import RowSums
 
 import nanotf
-from nanotf.compat import keras_names
+from nanotf.compat import keras_common
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import Sequential
@@ -33,7 +33,7 @@ ROWS, BATCH = 130, 40
 
 # Keras makes a single queue for all processes that it starts, and keeps it.
 _ADAPTERS = "trainers.data_adapters.py_dataset_adapter" if KERAS_3 else "utils.data_utils"
-keras_names.source_module(_ADAPTERS).get_worker_id_queue()
+keras_common.source_module(_ADAPTERS).get_worker_id_queue()
 
 
 def _table(rows: int = 70) -> tuple[np.ndarray, np.ndarray]:
@@ -632,7 +632,7 @@ def test_py_dataset_with_its_own_workers(float64: None, processes: bool) -> None
         gc.unfreeze()
     assert_same_history(found.history, expected.history)
     # Keras closes its pools of processes without waiting for their end.
-    for pool in list(keras_names.source_module(_ADAPTERS)._DATA_POOLS):
+    for pool in list(keras_common.source_module(_ADAPTERS)._DATA_POOLS):
         pool.terminate()
         pool.join()
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state
 
 import nanotf
-from nanotf.compat import keras_names
+from nanotf.compat import keras_models
 from nanotf.keras import Model
 from nanotf.parent import defaults
 
@@ -197,7 +197,7 @@ def test_a_validation_that_raises(float64: None) -> None:
     assert_same_state(models[1], models[0])
 
 
-class Library(Network, keras_names.model_class()):  # type: ignore[misc]
+class Library(Network, keras_models.model_class()):  # type: ignore[misc]
     """A class of a library that derives from Keras's own `Model`, and has its own signature."""
 
     def fit(self, pairs: Any, *, times: int) -> Any:
@@ -248,7 +248,7 @@ MAKERS = {"make_predict_function", "make_test_function", "make_train_function"}
 
 
 def public_methods() -> list[str]:
-    found = inspect.getmembers(keras_names.model_class(), inspect.isfunction)
+    found = inspect.getmembers(keras_models.model_class(), inspect.isfunction)
     return [name for name, _ in found if not name.startswith("_") and name not in TRACED | MAKERS]
 
 

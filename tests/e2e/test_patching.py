@@ -14,7 +14,7 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
-from nanotf.compat import keras_names, keras_optimizers, versions
+from nanotf.compat import keras_models, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.keras import patching
 from nanotf.parent import defaults
@@ -55,10 +55,10 @@ def _names() -> dict[tuple[str, str], Any]:
             found |= {(name, key): value for key, value in vars(module).items()}
     found |= {("tf.keras", key): value for key, value in vars(tf.keras).items()}
     for cls in (
-        keras_names.model_class(),
-        keras_names.sequential_class(),
-        keras_names.functional_class(),
-        keras_names.embedding_class(),
+        keras_models.model_class(),
+        keras_models.sequential_class(),
+        keras_models.functional_class(),
+        keras_models.embedding_class(),
         keras_optimizers.adam_class(),
         L.Layer,
     ):

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import nanotf
-from nanotf.compat import keras_names, process_state
+from nanotf.compat import keras_runs, process_state
 from nanotf.compat.process_state import ROWS, ProcessState
 from nanotf.keras import nano
 from nanotf.pool import warm
@@ -26,7 +26,7 @@ POLICIES = tf.keras.mixed_precision
 
 
 def _limit() -> None:
-    keras_names.set_run_limits(3, keras_names.run_limits()[1])
+    keras_runs.set_run_limits(3, keras_runs.run_limits()[1])
 
 
 # One change of each part of the state, by the name of its row.
@@ -81,7 +81,7 @@ def test_each_part_of_the_state_travels_with_an_order(tmp_path: pathlib.Path) ->
     before = _here()
     for name, change in CHANGES.items():
         change(tmp_path)
-        kept = name == "limits of a run" and keras_names.run_limits() == (None, None)
+        kept = name == "limits of a run" and keras_runs.run_limits() == (None, None)
         assert kept or _here()[name] != before[name], name
         assert read_in_loop(0) == _here(), name
     assert warm.worker_pids() == workers

@@ -15,7 +15,7 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, fit_both
 
 import nanotf
-from nanotf.compat import keras_names, keras_optimizers, versions
+from nanotf.compat import keras_common, keras_optimizers, versions
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import Model, Sequential, nano, nano_multiprocessing
@@ -153,8 +153,8 @@ def test_the_formula_with_duplicates(float64: None, jit_compile: bool, amsgrad: 
         step(tf.constant(values), tf.constant(indices))
     expected = _reference(start, gradients, 6, amsgrad=amsgrad)
     # Keras 2 keeps its learning rate in float32 if floatx was float32 on import.
-    np.testing.assert_allclose(keras_names.tf_variable(table), expected, rtol=1e-10)
-    assert np.array_equal(keras_names.tf_variable(table)[8:], start[8:])
+    np.testing.assert_allclose(keras_common.tf_variable(table), expected, rtol=1e-10)
+    assert np.array_equal(keras_common.tf_variable(table)[8:], start[8:])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -177,7 +177,7 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
         for indices, values in _steps():
             dense = tf.convert_to_tensor(tf.IndexedSlices(values, indices, [11, 3]))
             optimizer.apply_gradients([(dense, table)])
-        tables.append(keras_names.tf_variable(table).numpy())
+        tables.append(keras_common.tf_variable(table).numpy())
     np.testing.assert_array_equal(*tables)
 
 
@@ -206,7 +206,7 @@ def _after_a_step(optimizer: Any, gradient: Any, jit_compile: bool = False) -> n
         optimizer.apply_gradients([(gradient, table)])
 
     step(gradient)
-    return np.asarray(keras_names.tf_variable(table).numpy())
+    return np.asarray(keras_common.tf_variable(table).numpy())
 
 
 @pytest.mark.thorough
@@ -362,7 +362,7 @@ def _loss_and_gradient(layer: Any, tokens: Any) -> tuple[float, Any]:
     with tf.GradientTape() as tape:
         layer(tokens)
         loss = tf.add_n(layer.losses)
-    return float(loss), tape.gradient(loss, keras_names.tf_variable(layer.embeddings))
+    return float(loss), tape.gradient(loss, keras_common.tf_variable(layer.embeddings))
 
 
 def test_the_penalty_is_of_the_rows_looked_up(float64: None) -> None:
@@ -517,7 +517,7 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
     outputs = L.Dense(2)(L.GlobalMaxPooling1D()(L.Conv1D(16, 5, activation="relu")(hidden)))
     model = nanotf.keras.Model(inputs, outputs)
     model.compile(SparseAdam(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    dense = sum(v.shape.num_elements() for v in map(keras_names.tf_variable, model.weights[1:]))
+    dense = sum(v.shape.num_elements() for v in map(keras_common.tf_variable, model.weights[1:]))
     warm.end_pool()  # the workers' group is changed
     try:
         model.fit(

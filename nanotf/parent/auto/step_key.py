@@ -12,7 +12,7 @@ import inspect
 import json
 from typing import Any
 
-from nanotf.compat import keras_build, keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_compiling, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping.objects import user_modules
@@ -43,7 +43,7 @@ def description_of(model: Any) -> Any:
         for layer in keras_build.with_layers(model)
     ]
     variables = [(tuple(v.shape), v.dtype) for v in generation().model_variables(model)]
-    compiled = keras_names.compile_arguments(model)
+    compiled = keras_compiling.compile_arguments(model)
     optimizers = keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
     return layers, variables, optimizers, compiled
 

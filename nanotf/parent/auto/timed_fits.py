@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_compiling, keras_models
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import Quiet, logger
@@ -332,7 +332,7 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
     stopwatch = timing.Stopwatch(0, None)
     # The user's step may print while it is traced; a trial must not show that.
     quiet = contextlib.redirect_stdout(Quiet(sys.stdout))
-    with keras_names.kept_random_states(), defaults.no_default(), quiet:
+    with keras_compiling.kept_random_states(), defaults.no_default(), quiet:
         theirs = model_copy.copy_of(trial)
         model_copy.copy_state((trial.model, trial.held), theirs)
         copy = theirs[0]
@@ -343,7 +343,7 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
             """Trains; returns seconds per execution, ignoring the first of several."""
             steps = executions * each if most is None else min(executions * each, most)
             stopwatch.begin()
-            keras_names.keras_method(copy, "fit")(
+            keras_models.keras_method(copy, "fit")(
                 x,
                 a.y,
                 batch_size=a.batch_size,

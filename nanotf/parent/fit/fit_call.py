@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
+from nanotf.compat import (
+    keras_callbacks,
+    keras_compiling,
+    keras_metrics,
+    keras_models,
+    keras_optimizers,
+    keras_runs,
+)
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
@@ -51,7 +58,7 @@ class FitCall(ModelCall):
     ) -> None:
         generation().check_compiled(model, "fit")
         super().__init__(model, arguments, size, options.sharding)
-        self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
+        self.metrics_layout = StateLayout.of(keras_metrics.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: Unrecorded | None = None
@@ -77,7 +84,7 @@ class FitCall(ModelCall):
             rejections.warn_of_lengths(model, specs)
         rejections.refuse_data(model, specs, "fit")
         if self._counts_traces():
-            keras_names.trace_step(model, "train_step", self.specs_by_step()["train"])
+            keras_compiling.trace_step(model, "train_step", self.specs_by_step()["train"])
         super().build()
         rejections.refuse_optimizer(model, specs)
         # With the rows that Keras's step would know.
@@ -87,7 +94,7 @@ class FitCall(ModelCall):
     def _counts_traces(self) -> bool:
         """Returns True if workers draw random numbers by how often Keras would have traced."""
         model = self.model
-        counts = keras_names.counts_traces(model) and not model.run_eagerly
+        counts = keras_compiling.counts_traces(model) and not model.run_eagerly
         return counts and not traced.is_traced(model, self.specs_by_step())
 
     def _refuse_weights_and_validation(self) -> None:
@@ -111,14 +118,16 @@ class FitCall(ModelCall):
     def dumped(self) -> tuple[bytes, list[Any]]:
         if not self._counts_traces():
             return super().dumped()
-        with keras_names.before_last_trace(self.model, "train_step", self.specs_by_step()["train"]):
+        with keras_compiling.before_last_trace(
+            self.model, "train_step", self.specs_by_step()["train"]
+        ):
             return super().dumped()
 
     def variables_to_send(self) -> list[Any]:
         return keras_optimizers.training_variables(self.model)
 
     def variables_apart(self) -> list[Any]:
-        return keras_names.metric_state(self.model)
+        return keras_metrics.metric_state(self.model)
 
     def begin(self) -> list[Block]:
         if not self.has_begun:
@@ -127,7 +136,7 @@ class FitCall(ModelCall):
             self._begin_again(self.last)
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
-        variables = keras_names.metric_state(self.model)
+        variables = keras_metrics.metric_state(self.model)
         self.metrics = SharedVariables(self.metrics_layout, blocks[self.metrics_block], variables)
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
         if not self.continues:
@@ -147,7 +156,7 @@ class FitCall(ModelCall):
         )
         if self.data.own_validation is not None:
             self.callbacks.look_at_model = True
-            keras_names.forget_validation_data(self.model)
+            keras_runs.forget_validation_data(self.model)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
         self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
@@ -209,7 +218,7 @@ class FitCall(ModelCall):
 
     def order(self) -> orders.FitOrder:
         a = self.arguments
-        attributes = keras_names.plain_attributes(self.model)
+        attributes = keras_models.plain_attributes(self.model)
         self._attributes = pickle.dumps(attributes)
         if self.traced.attributes is None:
             self.traced.attributes = copy.deepcopy(attributes)
@@ -307,7 +316,7 @@ class FitCall(ModelCall):
             self._begin_validation(logs)
             logs = None
         elif first.hook in orders.BATCH_HOOKS:
-            logs = keras_names.all_logs(self.model, logs)
+            logs = keras_metrics.all_logs(self.model, logs)
         elif first.hook == "on_train_end" and logs is None and self.last is not None:
             logs = self.last.logs  # no epoch was left to run after a restart
         self.callbacks.call(first.hook, first.index, logs)
@@ -338,8 +347,8 @@ class FitCall(ModelCall):
                 self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
             self.turn += 1  # from here on the epoch is complete, see `fail`
             if first.attributes:
-                keras_names.set_plain_attributes(self.model, first.attributes)
-                self._attributes = pickle.dumps(keras_names.plain_attributes(self.model))
+                keras_models.set_plain_attributes(self.model, first.attributes)
+                self._attributes = pickle.dumps(keras_models.plain_attributes(self.model))
             if first.seeds is not None:
                 generation().restore_seeds(first.seeds)
                 self._seeds = first.seeds
@@ -353,7 +362,7 @@ class FitCall(ModelCall):
         """Returns True if this process validates the epoch that has ended."""
         if first.hook != "on_epoch_end" or self.data.own_validation is None:
             return False
-        return keras_names.is_validated(self.model, first.index, self.arguments.validation_freq)
+        return keras_runs.is_validated(self.model, first.index, self.arguments.validation_freq)
 
     def _own_validation(self) -> dict[str, Any]:
         """Calls the model's own `evaluate` on the validation data, as Keras's `fit` does."""
@@ -361,7 +370,7 @@ class FitCall(ModelCall):
         batch_size = a.validation_batch_size or a.batch_size
         with defaults.no_default():
             steps, callbacks = a.validation_steps, self.callbacks.list
-            logs = keras_names.validate(self.model, data, batch_size, steps, callbacks)
+            logs = keras_runs.validate(self.model, data, batch_size, steps, callbacks)
         return {f"val_{name}": value for name, value in logs.items()}
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
@@ -380,7 +389,7 @@ class FitCall(ModelCall):
                 self.metrics.store(orders.METRICS)
                 written += messages.written(self.metrics_block, self.metrics.spans(orders.METRICS))
         if self.callbacks.look_at_model:
-            found = keras_names.plain_attributes(self.model)
+            found = keras_models.plain_attributes(self.model)
             pickled = pickle.dumps(found)
             if pickled != self._attributes:
                 self._attributes, attributes = pickled, found
@@ -461,7 +470,7 @@ class FitCall(ModelCall):
         del self.metrics
 
     def end(self, results: list[Any]) -> Any:
-        keras_names.forget_validation_data(self.model)
+        keras_runs.forget_validation_data(self.model)
         if results:
             self.traced.runs_python = results[0]
         return self.model.history

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat import keras_names, keras_steps
+from nanotf.compat import keras_metrics, keras_models, keras_steps
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
@@ -147,7 +147,7 @@ class _Run:
         last, call = self.resumption.moment, self.call
         if last is not None and self.passed_steps():
             write_all(call.variables, last.values)
-            write_all(keras_names.metric_state(call.model), last.metrics)
+            write_all(keras_metrics.metric_state(call.model), last.metrics)
             self.resumption.restore_callbacks()
             self.step, self.logs = last.step, last.logs
             reads = call.data.read is not None
@@ -171,7 +171,7 @@ class _Run:
     def _take_within(self, is_due: bool) -> None:
         call = self.call
         values = read_all(call.variables)
-        metrics = read_all(keras_names.metric_state(call.model))
+        metrics = read_all(keras_metrics.metric_state(call.model))
         moment = Moment(self.epoch, self.step, values, metrics, plain_logs(self.logs))
         self.checkpoints.take(moment, is_due)
 
@@ -200,7 +200,7 @@ def _list_class() -> Any:
 
     A callback would get the hooks of steps that an earlier run completed, as others would.
     """
-    base: Any = keras_names.callback_list_class()
+    base: Any = keras_models.callback_list_class()
 
     class ResumedCallbackList(base):  # type: ignore[misc]
         def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
@@ -253,7 +253,7 @@ def _callbacks(call: FitCall, checkpoints: CheckpointWriter) -> Any:
     a, verbose = call.arguments, call.arguments.verbose
     if verbose == "auto":
         verbose = generation().auto_verbose()
-    given, list_class = a.callbacks, keras_names.callback_list_class()
+    given, list_class = a.callbacks, keras_models.callback_list_class()
     if isinstance(given, list_class):
         given = given.callbacks  # it has a History and a progress bar, or not
     return _list_class()(

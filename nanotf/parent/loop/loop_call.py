@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names, process_state
+from nanotf.compat import keras_layers, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -216,7 +216,7 @@ class _LoopCall(calls.Call):
         self.manifest = programs.Manifest(function, arguments)
         self.sources = [LoopSource(data) for data in self.manifest.data]
         self._check_sources()
-        if any(map(keras_names.computes_in_bfloat16, self.manifest.numbered)):
+        if any(map(keras_layers.computes_in_bfloat16, self.manifest.numbered)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.shipment, self.packer = self.manifest.ship()
         self.variables = identities.distinct_variables(self.manifest.numbered)

@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_epochs, keras_names, random_states
+from nanotf.compat import (
+    keras_common,
+    keras_compiling,
+    keras_epochs,
+    keras_models,
+    random_states,
+)
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import UndividedError
@@ -94,7 +100,7 @@ class FitData:
             self._open_pass(*data)
             return
         self._open_training(*data)
-        if validation is not None and keras_names.overrides(model, "evaluate"):
+        if validation is not None and keras_models.overrides(model, "evaluate"):
             self.own_validation = validation
         elif validation is not None:
             self._open_validation(*validation)
@@ -395,8 +401,8 @@ def takes_unlike_rows(model: Any, sharding: str) -> bool:
         model: a compiled model.
         sharding: see `pipelines.check_sharding`.
     """
-    own = keras_names.has_own_step(model)
-    return own and sharding == "parent" and keras_names.makes_steps_one_by_one(model)
+    own = keras_common.has_own_step(model)
+    return own and sharding == "parent" and keras_compiling.makes_steps_one_by_one(model)
 
 
 def _specs(structure: Any) -> Any:

@@ -10,7 +10,7 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_common
 from nanotf.console import logger
 from nanotf.parent.resume.encoding import mark_of
 
@@ -51,7 +51,7 @@ class CallbackStates:
 
     def _warn(self, key: str, callback: Any, name: str) -> None:
         """Warns once of state of a user's callback that a checkpoint cannot hold."""
-        if keras_names.is_keras_own(type(callback)) or f"{key}.{name}" in self._warned:
+        if keras_common.is_keras_own(type(callback)) or f"{key}.{name}" in self._warned:
             return
         self._warned.add(f"{key}.{name}")
         logger.warning(

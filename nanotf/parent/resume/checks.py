@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import dataset_graphs as compat_pipelines
-from nanotf.compat import graphs, keras_names
+from nanotf.compat import graphs, keras_common, keras_compiling
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
@@ -61,8 +61,8 @@ def unreadable(model: Any, data: FitData) -> str | None:
     for name, specs in steps.items():
         if specs is None:
             continue
-        with keras_names.scope_of(model), keras_names.kept_random_states(model):
-            graph = keras_names.trace_step(model, name, specs)
+        with keras_compiling.scope_of(model), keras_compiling.kept_random_states(model):
+            graph = keras_compiling.trace_step(model, name, specs)
         for operation in graphs.drawing(graph.as_graph_def()):
             return f"{operation.op} in {type(model).__name__}.{name}, as {operation.name!r}"
     return None
@@ -155,7 +155,7 @@ def _check_read_again(x: Any, steps: int | None) -> None:
         )
     for hook in ("on_epoch_end", "on_epoch_begin"):
         method = getattr(type(x), hook, None)
-        if method is not None and not keras_names.is_keras_own(method):
+        if method is not None and not keras_common.is_keras_own(method):
             raise InvalidArgumentError(
                 "With `resume`, data must not change between epochs in ways that only this process "
                 f"knows. Received: {type(x).__name__}.{hook}(). Pass a tf.data.Dataset, or let "

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names, variable_handles
+from nanotf.compat import keras_common, keras_layers, keras_models, variable_handles
 from nanotf.region import variables
 from nanotf.region.proof import verdicts
 from nanotf.region.proof.states import Coupled
@@ -55,7 +55,7 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     if found is None:
         return stock(layer, *args, **kwargs)
     described, outputs = found
-    used = list(map(keras_names.tf_variable, layer.trainable_variables))
+    used = list(map(keras_common.tf_variable, layer.trainable_variables))
     variable_handles.note_use(used)
     made = [output.made(tracing) for output in outputs.leaves]
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
@@ -76,7 +76,7 @@ def _found(
     if alike is None or not any(isinstance(each, Argument) for each in described):
         return None
     structure = str(tf.nest.map_structure(lambda _: 0, like))
-    key = alike, keras_names.context_of_calls(), structure, tuple(described)
+    key = alike, keras_layers.context_of_calls(), structure, tuple(described)
     if key not in _known:
         _known[key] = _proved(layer, stock, described, like)
     outputs = _known[key]
@@ -131,24 +131,24 @@ def _likeness(value: Any, depth: int = 0) -> Any:
         return _all("dict", items)
     if depth > _MOST_NESTED:
         return None
-    if keras_names.makes_or_limits_weights(value):
+    if keras_layers.makes_or_limits_weights(value):
         return "weights"
-    variable = keras_names.tf_variable(value) if hasattr(value, "assign") else None
+    variable = keras_common.tf_variable(value) if hasattr(value, "assign") else None
     if isinstance(variable, tf.Variable):
         return "variable", str(variable.shape), variable.dtype, bool(variable.trainable)
     if isinstance(value, tf.TensorShape):
         return "shape", str(value)
     if callable(value) and hasattr(value, "__qualname__"):
-        is_own = keras_names.is_keras_own(value) and "<locals>" not in value.__qualname__
+        is_own = keras_common.is_keras_own(value) and "<locals>" not in value.__qualname__
         return (value.__module__, value.__qualname__) if is_own else None
-    if not keras_names.is_keras_own(type(value)):
+    if not keras_common.is_keras_own(type(value)):
         return None
     if isinstance(value, tf.keras.layers.Layer):
         if getattr(value, "activity_regularizer", None) is not None or isinstance(
-            value, keras_names.model_class()
+            value, keras_models.model_class()
         ):
             return None
-        attributes = keras_names.users_attributes(value)
+        attributes = keras_models.users_attributes(value)
         general = [str(value.compute_dtype), value.trainable, value.supports_masking]
         attributes = {**attributes, "_general": general}
     else:

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_layers
 
 WHOLE, ROWS, PARTIAL = "whole", "rows", "partial"
 COUNTED, CHANGED, LIST, HANDLE = "counted", "changed", "list", "handle"
@@ -81,7 +81,7 @@ class Coupled(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        setattr(self, keras_names.AS_IT_IS, True)
+        setattr(self, keras_layers.AS_IT_IS, True)
 
 
 def add_powers(one: Power, other: Power, sign: int = 1) -> Power:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import graphs, keras_names
+from nanotf.compat import graphs, keras_layers
 from nanotf.region import scope
 from nanotf.region.proof.states import (
     EQUAL,
@@ -38,12 +38,12 @@ class Argument:
     # The shape without rows of the mask that Keras has put on it; None if there is none.
     mask: tuple[int | None, ...] | None = None
     # The operation behind it, which losses look for; None if there is none that they do.
-    activation: keras_names.Activation | None = None
+    activation: keras_layers.Activation | None = None
 
     @classmethod
     def of(cls, tensor: Any, rows: int) -> Argument | None:
         """Describes a tensor of a trace by its shape; None if that is not enough."""
-        masked = keras_names.mask_of(tensor)
+        masked = keras_layers.mask_of(tensor)
         shape = None if tensor.shape.rank is None else tuple(tensor.shape)
         if shape is None or None in shape or any(d % rows == 0 for d in shape[1:]):
             return None
@@ -52,7 +52,7 @@ class Argument:
         mask = None if masked is None else tuple(masked.shape[first:])
         if (not has_rows and shape and shape[0] % rows == 0) or (mask and None in mask):
             return None
-        activation = keras_names.activation_behind(tensor)
+        activation = keras_layers.activation_behind(tensor)
         return cls(shape[first:], tensor.dtype, has_rows, mask, activation)
 
     def made(self, tracing: Tracing, length: int | None = None) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ class Argument:
         if self.mask is not None:
             mask = self._placeholder(self.mask, tf.bool, tracing, length)
             tracing.give(mask, state)
-            keras_names.set_mask(found, mask)
+            keras_layers.set_mask(found, mask)
         return placeholder, found
 
     def _placeholder(self, shape: Any, dtype: Any, tracing: Tracing, length: int | None) -> Any:

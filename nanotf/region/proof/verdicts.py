@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import graphs, keras_names, variable_handles
+from nanotf.compat import (
+    graphs,
+    keras_common,
+    keras_compiling,
+    keras_layers,
+    keras_models,
+    variable_handles,
+)
 from nanotf.console import logger
 from nanotf.region import scope, variables
 from nanotf.region.proof import graph_reader, lengths, traces
@@ -66,7 +73,7 @@ class Verdict:
 
 def users_layers(layer: Any) -> list[Any]:
     """Returns the layers with user classes among a layer and the layers inside it."""
-    return [v for v in keras_names.flat_layers(layer) if not keras_names.is_keras_own(type(v))]
+    return [v for v in keras_common.flat_layers(layer) if not keras_common.is_keras_own(type(v))]
 
 
 def noting(layer: Any, stock: Any) -> Any:
@@ -79,12 +86,12 @@ def noting(layer: Any, stock: Any) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         layers = users_layers(layer)
-        before = [keras_names.users_attributes(v) for v in layers]
+        before = [keras_models.users_attributes(v) for v in layers]
         out = stock(layer, *args, **kwargs)
         notes = {
             (place, name): value
             for place, (v, known) in enumerate(zip(layers, before, strict=True))
-            for name, value in keras_names.users_attributes(v).items()
+            for name, value in keras_models.users_attributes(v).items()
             if value is not known.get(name) and isinstance(value, tf.Tensor)
         }
         return out, notes
@@ -113,8 +120,8 @@ def layer_subject(layer: Any, stock: Any) -> Subject:
         layer,
         noting(layer, stock),
         layer.name,
-        lambda: keras_names.all_variables(layer),
-        lambda: keras_names.lists_of_losses(layer),
+        lambda: keras_layers.all_variables(layer),
+        lambda: keras_layers.lists_of_losses(layer),
         users_layers(layer),
     )
 
@@ -194,13 +201,13 @@ def _argument(leaf: Any, division: Division, is_data: Callable[[Any], bool]) -> 
     has_rows = is_data(leaf) and division.has_rows(leaf)
     first = 1 if has_rows else 0
     own = rows_of(leaf)
-    mask = keras_names.mask_of(leaf)
+    mask = keras_layers.mask_of(leaf)
     return traces.Argument(
         tuple(shape[first:]),
         tf.as_dtype(leaf.dtype),
         has_rows,
         None if mask is None else tuple(mask.shape[first:]),
-        keras_names.activation_behind(own.own if own is not None and has_rows else leaf),
+        keras_layers.activation_behind(own.own if own is not None and has_rows else leaf),
     )
 
 
@@ -214,7 +221,7 @@ def _kind(leaf: Any) -> Any:
 
 def _plain_attributes(subject: Subject) -> Any:
     """Returns the numbers and texts in the user's attributes, which may change what code does."""
-    found = [keras_names.users_attributes(layer) for layer in subject.layers]
+    found = [keras_models.users_attributes(layer) for layer in subject.layers]
     found += [] if found or not hasattr(subject.owner, "__dict__") else [vars(subject.owner)]
     return tuple(
         (place, name, value)
@@ -236,7 +243,7 @@ def prove(
     """
     operations = None
     try:
-        with _as_before(subject.layers), keras_names.kept_random_states(subject.owner):
+        with _as_before(subject.layers), keras_compiling.kept_random_states(subject.owner):
             if any(isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in leaves):
                 raise Coupled(
                     "it gets a ragged or sparse tensor, whose rows nanotf does not follow"
@@ -335,7 +342,7 @@ def _check_parts(readers: graph_reader.Reader, traced: traces.Trace) -> None:
     """Raises `Coupled` if layers that are proved by themselves get other inputs than they may."""
     for part in traced.tracing.parts:
         for tensor, argument in part.inputs:
-            mask = keras_names.mask_of(tensor)
+            mask = keras_layers.mask_of(tensor)
             for each in (tensor, *(() if mask is None else (mask,))):
                 state = readers.of(each)
                 if state.kind == UNKNOWN:
@@ -445,7 +452,7 @@ def _is_of_rows(readers: graph_reader.Reader, gradient: Any) -> bool:
 
 
 def _check_mask(readers: graph_reader.Reader, tensor: Any) -> None:
-    mask = keras_names.mask_of(tensor) if tf.is_tensor(tensor) else None
+    mask = keras_layers.mask_of(tensor) if tf.is_tensor(tensor) else None
     if mask is not None:
         of_mask, of_tensor = readers.of(mask), readers.of(tensor)
         if of_mask.kind == UNKNOWN:
@@ -457,7 +464,7 @@ def _check_mask(readers: graph_reader.Reader, tensor: Any) -> None:
 @contextlib.contextmanager
 def _as_before(layers: Sequence[Any]) -> Iterator[None]:
     """Restores the attributes of users' layers in which a trace has left numbers or tensors."""
-    before = [keras_names.users_attributes(v) for v in layers]
+    before = [keras_models.users_attributes(v) for v in layers]
     lists = [
         (value, list(value) if isinstance(value, list) else dict(value))
         for known in before
@@ -475,7 +482,7 @@ def _as_before(layers: Sequence[Any]) -> Iterator[None]:
 
 
 def _restore(layer: Any, before: dict[str, Any]) -> None:
-    for name, value in keras_names.users_attributes(layer).items():
+    for name, value in keras_models.users_attributes(layer).items():
         if value is not before.get(name) and isinstance(
             value, (int, float, str, tf.Tensor, np.generic, type(None))
         ):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_layers
 from nanotf.compat.keras_common import has_own_step
 from nanotf.errors import InvalidArgumentTypeError, ModelError, UnavailableError
 from nanotf.sagemaker.smp.step_model import StepModel
@@ -42,7 +42,7 @@ def check(model: Any, partitions: int) -> None:
             f"from_keras uses Keras's own steps. Received: {type(model).__name__}, which defines "
             f"{', '.join(own)}. Write a function with @smp.step instead."
         )
-    if any(keras_names.mask_of(output) is not None for output in tf.nest.flatten(model.outputs)):
+    if any(keras_layers.mask_of(output) is not None for output in tf.nest.flatten(model.outputs)):
         raise UnavailableError(
             "A loss over masked outputs is no mean over rows, so microbatches would change it. "
             f"Received: {model.name!r}, whose outputs have a mask. Pass sample_weight instead of "

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_runs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping.data.arrays import ArrayRef, Packing, view
@@ -217,12 +217,12 @@ class OutputReader:
             if len({output.shape[1:] for output in rows}) == 1:
                 return np.concatenate(rows)
             # Their other dimensions differ: Keras makes a ragged tensor.
-            return keras_names.join_batches([tf.constant(np.concatenate(b)) for b in batches])
+            return keras_runs.join_batches([tf.constant(np.concatenate(b)) for b in batches])
         if kind == "sparse":
             joined = [tf.sparse.concat(axis=0, sp_inputs=batch) for batch in batches]
         else:
             joined = [tf.concat(batch, axis=0) for batch in batches]
-        return keras_names.join_batches(joined)
+        return keras_runs.join_batches(joined)
 
     def discard(self) -> None:
         """Frees the memory."""

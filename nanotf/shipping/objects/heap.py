@@ -37,7 +37,15 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import containers, graphs, keras_names, keras_optimizers, values
+from nanotf.compat import (
+    containers,
+    graphs,
+    keras_common,
+    keras_layers,
+    keras_models,
+    keras_optimizers,
+    values,
+)
 from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
@@ -73,7 +81,7 @@ def _is_numbered(cls: Any) -> bool:
     outside = (keras.callbacks.Callback, keras.utils.Sequence)  # never parts of a model
     if issubclass(cls, (*_BY_VALUE, schedule, *outside)):
         return False
-    return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
+    return hasattr(cls, "__dict__") and any(map(keras_common.is_keras_own, cls.__mro__))
 
 
 def is_sent_apart(obj: Any) -> bool:
@@ -103,7 +111,7 @@ class _FunctionalMaker:
     cls: Any
 
     def make(self) -> Any:
-        keras_names.make_functional(self.cls)
+        keras_models.make_functional(self.cls)
         return pickling.bare(self.cls)
 
 
@@ -126,7 +134,7 @@ def _maker(obj: Any) -> Any:
     cls = class_of(obj)
     if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
         return _VariableMaker(cls, obj.shape, obj.dtype.name, values.kind_of(obj))
-    is_functional = isinstance(obj, keras_names.functional_class())
+    is_functional = isinstance(obj, keras_models.functional_class())
     return _FunctionalMaker(cls) if is_functional else cls
 
 
@@ -144,7 +152,7 @@ def _outlined_class(maker: Any, obj: Any) -> Any:
 
 
 def _travels(name: str) -> bool:
-    return not name.startswith("_nanotf") or name == keras_names.DECLARED
+    return not name.startswith("_nanotf") or name == keras_layers.DECLARED
 
 
 def attributes_of(obj: Any) -> dict[str, Any]:
@@ -306,7 +314,7 @@ def _replaced(obj: Any) -> Any:
             return graphs.elsewhere, (obj.dtype, obj.shape)
         if obj.dtype in (tf.resource, tf.variant):
             return _none, ()
-    if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):
+    if is_tf_function(obj) and keras_common.is_keras_own(obj.python_function):
         return _none, ()
     return None
 

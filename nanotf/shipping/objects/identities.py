@@ -11,7 +11,13 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers, values
+from nanotf.compat import (
+    keras_common,
+    keras_metrics,
+    keras_models,
+    keras_optimizers,
+    values,
+)
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
@@ -65,9 +71,11 @@ def variables_of(holder: Any) -> list[Any]:
         found = generation().variables_of_metric(holder)
     else:
         try:
-            found = keras_names.tf_variables(holder)
-            if isinstance(holder, keras_names.model_class()):
-                found = generation().model_variables(holder) + keras_names.metric_variables(holder)
+            found = keras_common.tf_variables(holder)
+            if isinstance(holder, keras_models.model_class()):
+                found = generation().model_variables(holder) + keras_metrics.metric_variables(
+                    holder
+                )
         except ValueError:  # Keras 2, for a model that is not built
             return []
     whole = (values.behind(variable) for variable in found if hasattr(variable, "assign"))
@@ -101,4 +109,4 @@ def all_variables(numbered: Sequence[Any]) -> list[Any]:
 
 def has_value(obj: Any) -> bool:
     """Returns True if an object is a `tf.Variable` with its own numbers and a known shape."""
-    return keras_names.holds_numbers(obj) and values.behind(obj) is obj
+    return keras_common.holds_numbers(obj) and values.behind(obj) is obj

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanotf.compat import containers, keras_names
+from nanotf.compat import containers, keras_models
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping.objects import heap, user_modules
 
@@ -109,7 +109,7 @@ def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
 def users_attributes(obj: Any) -> dict[str, Any]:
     """Returns the attributes of an object of a user's class that are not Keras's."""
     is_layer = isinstance(obj, require_tensorflow().keras.layers.Layer)
-    return keras_names.users_attributes(obj) if is_layer else dict(vars(obj))
+    return keras_models.users_attributes(obj) if is_layer else dict(vars(obj))
 
 
 def _take_both(container: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import containers, keras_names
+from nanotf.compat import containers, keras_common
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
@@ -98,7 +98,7 @@ def _of_object(value: Any) -> str:
         return f"an array of {value.dtype}, {value.shape}"
     if isinstance(value, tf.Tensor):
         return f"a tensor of {value.dtype.name}, {value.shape}"
-    if is_tf_function(value) and keras_names.is_keras_own(value.python_function):
+    if is_tf_function(value) and keras_common.is_keras_own(value.python_function):
         return "None"
     # What else pickle makes may be of another class: a worker's strategy, a proxy's content.
     return "an object"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names, values
+from nanotf.compat import keras_common, values
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.objects import heap, identities, user_modules
@@ -56,7 +56,7 @@ def _here(value: Any) -> Any:
 
 def _is_part(variable: Any) -> bool:
     distributed = require_tensorflow().distribute.DistributedValues
-    return isinstance(keras_names.tf_variable(variable), distributed)
+    return isinstance(keras_common.tf_variable(variable), distributed)
 
 
 def _same(value: Any) -> Any:
