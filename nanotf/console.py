@@ -38,6 +38,21 @@ def say(text: object, file: TextIO | None = None) -> None:
     print(prefixed(str(text)), file=file or sys.stdout, flush=True)
 
 
+_warned: set[str] = set()
+
+
+def warn_once(text: str, *arguments: object) -> None:
+    """Logs a warning, the first time in this process.
+
+    Args:
+        text: a format; it tells warnings apart.
+        *arguments: of the format.
+    """
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(text, *arguments)
+
+
 class Quiet:
     """A stream that drops what the thread that created it writes."""
 

@@ -10,6 +10,7 @@ the route to the others), NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_S
 from __future__ import annotations
 
 import atexit
+import collections
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ PORT = 18891
 INTERFACE_VARIABLE = "NANOTF_INTERFACE"
 CORES_PER_WORKER = 4  # on a host without a given number of workers
 
-_are_several = False
-_code = 1  # of the script, for the other hosts; 1 until it has ended by itself
+# Of the script, for the other hosts; 1 until it has ended by itself. Empty if there are none.
+_codes: collections.deque[int] = collections.deque(maxlen=1)
 
 
 class First:
@@ -105,22 +106,21 @@ def _open(found: Cluster, workers: int, secret: bytes, address: str, port: int) 
             f"{error.strerror}. Set {PORT_VARIABLE} to a free port on all hosts, or "
             f"{INTERFACE_VARIABLE} to the name of this host's network interface."
         ) from error
-    global _are_several
-    members.current, _are_several = hosts, True
+    members.current = hosts
+    _codes.append(1)
     # Registered before the pool's, so that it runs after workers have ended.
-    atexit.register(lambda: hosts.dismiss(_code))
+    atexit.register(lambda: hosts.dismiss(_codes[-1]))
     return First(hosts)
 
 
 def are_several() -> bool:
     """Returns True if this process runs the script for several hosts."""
-    return _are_several
+    return bool(_codes)
 
 
 def end(code: int) -> None:
     """Records the exit code of the script, which the other hosts get when this process exits."""
-    global _code
-    _code = code
+    _codes.append(code)
 
 
 def _workers(found: Cluster, asked: int | str | None) -> int:

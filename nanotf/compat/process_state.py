@@ -235,17 +235,26 @@ def adopt(changes: Mapping[str, Any]) -> None:
 
 def trace_key() -> tuple[Any, ...]:
     """Returns what traced functions of this worker keep of its state, to be compared."""
-    return *(row.read() for row in ROWS if row.traced), _forgotten
+    return *(row.read() for row in ROWS if row.traced), _modules.forgotten
 
 
 # ------------------------------------------------------------------------------------- modules
 # In a worker.
 _own: dict[str, str | None] = {}  # its environment variables that are not the parent's
-_told: dict[str, tuple[str, int]] = {}  # the parent's modules, by the last order
-_forgotten = 0  # how often a module was dropped
 
-_seen: tuple[int, str, Any] = (0, "", None)  # the size of `sys.modules`, and its last item
-_users: dict[str, types.ModuleType] = {}
+
+@dataclasses.dataclass
+class _Modules:
+    """The modules of this process, as it has last looked at them."""
+
+    told: dict[str, tuple[str, int]]  # in a worker: the parent's modules, by the last order
+    forgotten: int = 0  # in a worker: how often a module was dropped
+    seen: tuple[int, str, Any] = (0, "", None)  # the size of `sys.modules`, and its last item
+    users: Mapping[str, types.ModuleType] = dataclasses.field(default_factory=dict)
+
+
+_modules = _Modules({})
+
 # In a user's process.
 _specs: dict[str, tuple[Any, int]] = {}  # by name: the module's spec, and its number
 _numbers = itertools.count()
@@ -274,13 +283,12 @@ def _is_users(name: str, module: Any) -> bool:
 
 def users_modules() -> Mapping[str, types.ModuleType]:
     """Returns the user's modules of this process, but the script, by name, in the order of import."""
-    global _seen, _users
     last = next(reversed(sys.modules))  # a module that is loaded becomes the last
     size, name, module = len(sys.modules), last, sys.modules.get(last)
-    if (size, name) != _seen[:2] or module is not _seen[2]:
-        _users = {n: m for n, m in list(sys.modules.items()) if _is_users(n, m)}
-        _seen = size, name, module
-    return _users
+    if (size, name) != _modules.seen[:2] or module is not _modules.seen[2]:
+        _modules.users = {n: m for n, m in list(sys.modules.items()) if _is_users(n, m)}
+        _modules.seen = size, name, module
+    return _modules.users
 
 
 def _numbered_modules() -> dict[str, tuple[str, int]]:
@@ -295,14 +303,13 @@ def _numbered_modules() -> dict[str, tuple[str, int]]:
 
 def _forget_modules(now: Mapping[str, tuple[str, int]]) -> None:
     """Drops modules that the parent has loaded anew, or from another file."""
-    global _told, _forgotten
-    for name in {*_told, *now}:
+    for name in {*_modules.told, *now}:
         module = sys.modules.get(name)
-        if module is None or _told.get(name) == now.get(name):
+        if module is None or _modules.told.get(name) == now.get(name):
             continue
         # Loaded here before any order told of it, from the same file.
-        if name not in _told and _file_of(module) == now[name][0]:
+        if name not in _modules.told and _file_of(module) == now[name][0]:
             continue
         del sys.modules[name]
-        _forgotten += 1
-    _told = dict(now)
+        _modules.forgotten += 1
+    _modules.told = dict(now)

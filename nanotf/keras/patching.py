@@ -18,6 +18,7 @@ name Keras's classes.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import sys
@@ -31,9 +32,18 @@ from nanotf.keras import models
 from nanotf.machine import processor
 from nanotf.parent.defaults import check_precision
 
-_keras_new: Any = None  # `vars(Model)["__new__"]` from before the patch, while patched
 _keras_inits: dict[type, Any] = {}  # the replaced `__init__` of each Keras class
-_policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
+
+
+@dataclasses.dataclass
+class _Patch:
+    """The state of the patch."""
+
+    keras_new: Any = None  # `vars(Model)["__new__"]` from before, while Keras is patched
+    policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
+
+
+_patch = _Patch()
 
 
 def patch_tensorflow(
@@ -71,12 +81,11 @@ def patch_tensorflow(
         >>> model.compile("sgd", "sparse_categorical_crossentropy")
         >>> model.fit(images, labels, num_processes=4)
     """
-    global _keras_new
     check_precision(precision)
     check_keras()
-    if _keras_new is None:
+    if _patch.keras_new is None:
         keras_model = keras_models.model_class()
-        _keras_new = vars(keras_model)["__new__"]
+        _patch.keras_new = vars(keras_model)["__new__"]
         keras_model.__new__ = models.accelerated_new(keras_model.__new__)
         _replace({keras_model: models.Model, keras_models.sequential_class(): models.Sequential})
     if sparse and not _keras_inits:
@@ -100,15 +109,14 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
     Raises:
         InvalidArgumentError: The precision is unknown.
     """
-    global _keras_new
     if precision is not None:
         check_precision(precision)
     _set_policy("float32")
     _set_strategies(False)
     _leave_sparse()
-    if _keras_new is not None:
-        keras_models.model_class().__new__ = _keras_new
-        _keras_new = None
+    if _patch.keras_new is not None:
+        keras_models.model_class().__new__ = _patch.keras_new
+        _patch.keras_new = None
         _rename(models.in_place_of)
         models.in_place_of.clear()
     if precision is not None:
@@ -117,7 +125,7 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
 
 def is_patched() -> bool:
     """Returns True if `patch_tensorflow` is in force."""
-    return _keras_new is not None
+    return _patch.keras_new is not None
 
 
 def _sparse_replacements() -> dict[type, type]:
@@ -203,14 +211,13 @@ def _set_strategies(wanted: bool) -> None:
 
 
 def _set_policy(precision: str) -> None:
-    global _policy_before
     policies = require_tensorflow().keras.mixed_precision
     if precision == "mixed_bfloat16":
         if policies.global_policy().name != precision:
-            _policy_before = (generation().global_policy(),)
+            _patch.policy_before = (generation().global_policy(),)
             policies.set_global_policy(precision)
         processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
-    elif _policy_before is not None:
-        (before,), _policy_before = _policy_before, None
+    elif _patch.policy_before is not None:
+        (before,), _patch.policy_before = _patch.policy_before, None
         if policies.global_policy().name == "mixed_bfloat16":  # otherwise the user changed it
             policies.set_global_policy(before)

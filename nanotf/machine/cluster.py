@@ -19,6 +19,7 @@ that do not resolve).
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -84,13 +85,13 @@ class Cluster:
         return len(self.hosts)
 
 
-_chosen: Cluster | None = None  # set by `nanotf run`, whose flag a script cannot see
+# Set by `nanotf run`, whose flag a script cannot see.
+_chosen: collections.deque[Cluster | None] = collections.deque([None], maxlen=1)
 
 
 def choose(found: Cluster) -> None:
     """Makes `cluster` return these hosts in this process."""
-    global _chosen
-    _chosen = found
+    _chosen.append(found)
 
 
 def cluster() -> Cluster:
@@ -106,7 +107,7 @@ def cluster() -> Cluster:
         >>> nanotf.cluster().hosts  # doctest: +SKIP
         ('algo-1', 'algo-2')
     """
-    return _chosen or find(os.environ)
+    return _chosen[-1] or find(os.environ)
 
 
 def set_tf_config(port: int = TF_CONFIG_PORT) -> None:

@@ -7,6 +7,7 @@ cores at once. Pools that start at the same moment may miss each other.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 import os
@@ -14,7 +15,7 @@ import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from nanotf.console import logger
+from nanotf.console import warn_once
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import reader_places, shell_state, topology
 from nanotf.machine.cgroups import parse_cpu_list
@@ -33,10 +34,8 @@ class _Request:
 
 
 # The last plan. Until the request changes, the pool keeps its cores, whatever other pools do.
-_last: tuple[_Request, topology.Plan] | None = None
+_last: collections.deque[tuple[_Request, topology.Plan]] = collections.deque(maxlen=1)
 _NAMED = 3  # processes that a warning lists
-
-_warned = False  # whether the warning about shared cores has been logged
 
 
 def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[int, ...]]:
@@ -83,7 +82,6 @@ def plan(
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: As `topology.plan`.
     """
-    global _last
     if cores is not None:
         try:
             cores = [operator.index(core) for core in cores]
@@ -96,10 +94,10 @@ def plan(
     if cores is not None:
         return alone
     request = _Request((num_processes, cores_per_process, tuple(avoid)), alone)
-    if _last is not None and _last[0] == request:
-        return _last[1]
+    if _last and _last[0][0] == request:
+        return _last[0][1]
     made = _beside(alone, num_processes, cores_per_process, avoid)
-    _last = (request, made)
+    _last.append((request, made))
     return made
 
 
@@ -128,8 +126,7 @@ def plan_readers(
 
 def forget() -> None:
     """Forgets the last plan when its pool has ended, so that the next one looks for other pools."""
-    global _last
-    _last = None
+    _last.clear()
 
 
 def _beside(
@@ -138,7 +135,6 @@ def _beside(
     cores_per_process: int | None,
     avoid: Collection[int],
 ) -> topology.Plan:
-    global _warned
     taken = taken_cores()
     theirs = {core for cores in taken.values() for core in cores}
     if not theirs:
@@ -147,9 +143,8 @@ def _beside(
         return topology.plan(num_processes, cores_per_process, avoid={*theirs, *avoid})
     except PlacementError:
         shared = sorted(theirs & set(alone.cores()))
-        if shared and not _warned:
-            _warned = True
-            logger.warning(
+        if shared:
+            warn_once(
                 "The workers share the logical CPUs %s with those of %s: too few are left. All "
                 "will be slow. Call nanotf.shutdown() there, or name cores=[...] here.",
                 shared,

@@ -7,10 +7,8 @@ import pathlib
 import re
 from dataclasses import dataclass
 
-from nanotf.console import logger
+from nanotf.console import warn_once
 from nanotf.machine.cgroups import read_text
-
-_warned = False  # whether the warning about slow bfloat16 has been logged
 
 # Flags as Linux names them, in the order in which they are shown.
 _SHOWN = {
@@ -62,13 +60,11 @@ def warn_of_slow_bfloat16(what: str) -> None:
     Args:
         what: names the computation in bfloat16.
     """
-    global _warned
-    if _warned or "NANOTF_RANK" in os.environ:
+    if "NANOTF_RANK" in os.environ:
         return
     found = read_processor()
     if found.flags and not found.has_bfloat16:
-        _warned = True
-        logger.warning(
+        warn_once(
             "This processor has no bfloat16 instructions (AVX-512 BF16 or AMX): %s saves memory "
             "here, but is slower than float32.",
             what,

@@ -7,6 +7,7 @@ draws only these. With other generators it draws all rows and takes its own.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 from typing import Any
@@ -54,7 +55,8 @@ def drawing(stock: Any, _: Any) -> Any:
 
 _LIMITS = ("mean", "stddev", "minval", "maxval")
 
-_skipped: Any = None  # counts that the generator of the current draw skips
+# Counts that the generator of the current draw skips.
+_skipped: contextvars.ContextVar[Any] = contextvars.ContextVar("skipped", default=None)
 
 
 def keying(stock: Any, _: Any) -> Any:
@@ -63,8 +65,8 @@ def keying(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def get_key_counter_alg(seed: Any, alg: Any) -> Any:
         key, counter, alg = stock(seed, alg)
-        if _skipped is not None:
-            counter += tf.stack([tf.cast(_skipped, tf.uint64), tf.constant(0, tf.uint64)])
+        if (skipped := _skipped.get()) is not None:
+            counter += tf.stack([tf.cast(skipped, tf.uint64), tf.constant(0, tf.uint64)])
         return key, counter, alg
 
     return get_key_counter_alg
@@ -81,7 +83,6 @@ def _counts(name: str, arguments: dict[str, Any]) -> bool:
 
 
 def _own_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
-    global _skipped
     # Philox makes 128 bits from each count; a number takes 32 or 64 of them.
     each = 2 if tf.as_dtype(bound.arguments["dtype"]) == tf.float64 else 4
     row = tf.reduce_prod(tf.cast(rest, tf.int64))
@@ -89,11 +90,11 @@ def _own_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
     before = begin % each  # numbers of the first count that belong to rows before
     count = tf.cast(division.length, tf.int64) * row
     bound.arguments["shape"] = (before + count)[None]
-    _skipped = begin // each
+    token = _skipped.set(begin // each)
     try:
         found = stock(*bound.args, **bound.kwargs)[before:]
     finally:
-        _skipped = None
+        _skipped.reset(token)
     return tf.reshape(found, tf.concat([[division.length], rest], 0))
 
 

@@ -8,6 +8,7 @@ taken with respect to the own rows, since all paths lead through them, and then 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -76,7 +77,7 @@ def vectorizing(stock: Any, _: Any) -> Any:
 
     @functools.wraps(stock)
     def pfor(loop_fn: Any, iters: Any, *args: Any, **kwargs: Any) -> Any:
-        loops = _loops
+        loops = _loops.get()
         with _next_body(False):
             if loops:
                 return _looped(loop_fn, iters)
@@ -86,17 +87,17 @@ def vectorizing(stock: Any, _: Any) -> Any:
     return pfor
 
 
-_loops = False  # whether the body of a Jacobian is next
+# Whether the body of a Jacobian is next.
+_loops: contextvars.ContextVar[bool] = contextvars.ContextVar("loops", default=False)
 
 
 @contextlib.contextmanager
 def _next_body(loops: bool) -> Iterator[None]:
-    global _loops
-    before, _loops = _loops, loops
+    token = _loops.set(loops)
     try:
         yield
     finally:
-        _loops = before
+        _loops.reset(token)
 
 
 def _looped(body: Any, count: Any) -> Any:

@@ -26,6 +26,7 @@ in one process measures only its epochs, see `one_process`.
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
 import html
 import importlib.util
@@ -225,13 +226,12 @@ class Report:
         return os.fspath(path)
 
 
-_last: Report | None = None
+_last: collections.deque[Report | None] = collections.deque([None], maxlen=1)
 
 
 def remember(report: Report | None) -> None:
     """Sets the report that `last_report` returns."""
-    global _last
-    _last = report
+    _last.append(report)
 
 
 def last_report() -> Report | None:
@@ -240,7 +240,7 @@ def last_report() -> Report | None:
     Returns:
         A `Report`; None if there was no such call, or none ended successfully.
     """
-    return _last
+    return _last[-1]
 
 
 # ---------------------------------------------------------------------------------- text

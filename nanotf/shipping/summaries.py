@@ -83,7 +83,8 @@ class Sender:
         return True
 
 
-_sender: Sender | None = None
+# The last one counts, in any thread: operations of a graph run in TensorFlow's own.
+_senders: list[Sender] = []
 
 
 @functools.cache
@@ -96,12 +97,12 @@ def _intercept() -> None:
 def _write(place: _Place, step: Any, *inputs: Any) -> Any:
     """Replaces the operation that writes a summary; the same on all ranks."""
     tf = require_tensorflow()
-    if _sender is None:
+    if not _senders:
         return tf.constant(False)
-    counts = [variable.read_value() for variable in _sender.counters]
+    counts = [variable.read_value() for variable in _senders[-1].counters]
 
     def send(step: Any, *values: Any) -> bool:
-        return _sender is not None and _sender.send(place.number, step, len(inputs), *values)
+        return bool(_senders) and _senders[-1].send(place.number, step, len(inputs), *values)
 
     return tf.numpy_function(send, [tf.cast(step, tf.int64), *inputs, *counts], tf.bool)
 
@@ -113,17 +114,16 @@ def sending(sender: Sender, with_default: bool = False) -> Iterator[None]:
     Args:
         with_default: whether the parent has a default writer.
     """
-    global _sender
     from nanotf.compat import summary_state
 
     _intercept()
-    before, _sender = _sender, sender
+    _senders.append(sender)
     default = summary_state.WriterState(_writer_class()(_DEFAULT), _NO_STEP, True)
     try:
         with summary_state.as_state(default) if with_default else contextlib.nullcontext():
             yield
     finally:
-        _sender = before
+        _senders.pop()
 
 
 # --------------------------------------------------------------------------------- the parent

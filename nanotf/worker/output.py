@@ -199,7 +199,10 @@ class TensorFlowPrints:
             self._send = None
 
 
-_tensorflow_prints: TensorFlowPrints | None = None
+@functools.cache
+def _tensorflow_prints() -> TensorFlowPrints:
+    """Returns the pipe of this process for `tf.print`, made when it is first needed."""
+    return TensorFlowPrints()
 
 
 def to_parent(
@@ -241,11 +244,10 @@ def relayed(
         send: called with the stream's name, "stdout" or "stderr", and a text.
         streams: as in `to_parent`.
     """
-    global _tensorflow_prints
 
     def send_in_order(stream: str, text: str) -> None:
-        if _tensorflow_prints is not None:
-            _tensorflow_prints.pass_on()
+        if _tensorflow_prints.cache_info().currsize:
+            _tensorflow_prints().pass_on()
         send(stream, text)
 
     out = _Relay(functools.partial(send_in_order, "stdout"), terminal.is_terminal["stdout"])
@@ -265,9 +267,7 @@ def relayed(
                 logger.addHandler(own)
                 redirected.callback(logger.removeHandler, own)
             if pathlib.Path("/proc/self/fd").is_dir():  # has a name of the pipe for `tf.print`
-                if _tensorflow_prints is None:
-                    _tensorflow_prints = TensorFlowPrints()
-                prints = _tensorflow_prints.relayed(functools.partial(send, "stderr"))
+                prints = _tensorflow_prints().relayed(functools.partial(send, "stderr"))
             with prints:
                 yield
     finally:

@@ -20,12 +20,12 @@ from nanotf.worker.run_ahead import RunAhead
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
-_steps = 0  # that run or are traced now, one in another
+_steps: list[Any] = []  # models whose steps run or are traced now, one in another
 
 
 def is_in_step() -> bool:
     """Returns True while a model's step runs or is traced."""
-    return _steps > 0
+    return bool(_steps)
 
 
 class ReplicaMixin:
@@ -120,13 +120,12 @@ class ReplicaMixin:
 @tf.autograph.experimental.do_not_convert
 @contextlib.contextmanager
 def _calls(model: Any) -> Iterator[None]:
-    global _steps
-    _steps += 1
+    _steps.append(model)
     try:
         with scope.compiling() if model._nanotf_compiles else contextlib.nullcontext():
             yield
     finally:
-        _steps -= 1
+        _steps.pop()
     if not tf.executing_eagerly() and graphs.runs_python(tf.compat.v1.get_default_graph()):
         type(model)._nanotf_runs_python = True
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from parity import digits, optimizer_state
 
 import nanotf
+from nanotf import console
 from nanotf.compat import keras_layers, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano, nano_bf16, nano_multiprocessing
@@ -345,7 +346,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def describe(*flags: str) -> None:
         found = processor.Processor("A Processor", frozenset(flags))
         monkeypatch.setattr(processor, "read_processor", lambda: found)
-        monkeypatch.setattr(processor, "_warned", False)
+        monkeypatch.setattr(console, "_warned", set())
 
     return describe
 

@@ -29,7 +29,7 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
 @pytest.fixture(autouse=True)
 def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_config", None)
+    monkeypatch.setattr(runtime._here, "config", None)
     before = tf.keras.backend.floatx()
     yield
     tf.keras.backend.set_floatx(before)

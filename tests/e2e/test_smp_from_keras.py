@@ -36,7 +36,7 @@ needs_two_cores = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_config", None)
+    monkeypatch.setattr(runtime._here, "config", None)
     yield
 
 

@@ -17,7 +17,7 @@ L = tf.keras.layers
 
 @pytest.fixture(autouse=True)
 def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_config", None)
+    monkeypatch.setattr(runtime._here, "config", None)
     smp.init({"partitions": 1})
     yield
 

@@ -235,6 +235,17 @@ def test_a_file_name_is_used_once() -> None:
     )
 
 
+def test_names_are_global_in_three_modules() -> None:
+    """They own what a process has once: its pool, its zygote, the context of the running code."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Global)
+    }
+    assert found == {"pool/warm.py", "pool/forks.py", "region/scope.py"}
+
+
 def test_one_logger() -> None:
     """Without logging configured, its lines begin with nanotf's prefix; see `console`."""
     found = [path for path in SOURCES if "getLogger" in path.read_text()]

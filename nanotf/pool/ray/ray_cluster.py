@@ -13,7 +13,7 @@ from typing import Any
 
 from nanotf.errors import NanoError, PlacementError
 
-_started = ""  # the session that `connect` began; empty if it began none
+_started: set[str] = set()  # the session that `connect` began, if any
 
 
 def connect() -> Any:
@@ -41,11 +41,10 @@ def connect() -> Any:
 
 
 def _start(ray: Any) -> None:
-    global _started
     if not ray.is_initialized():
         # No dashboard: this Ray is started for one program.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        _started = session(ray)
+        _started.add(session(ray))
 
 
 def _run_in_spawner_thread(function: Callable[[], None]) -> None:
@@ -73,11 +72,11 @@ def _run_in_spawner_thread(function: Callable[[], None]) -> None:
 
 def stop() -> None:
     """Disconnects from Ray if `connect` connected to it, which ends a Ray that it started."""
-    global _started
-    started, _started = _started, ""
+    started = set(_started)
+    _started.clear()
     if started:
         ray: Any = importlib.import_module("ray")
-        if ray.is_initialized() and session(ray) == started:
+        if ray.is_initialized() and session(ray) in started:
             ray.shutdown()
 
 

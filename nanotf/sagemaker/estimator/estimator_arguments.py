@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanotf.console import logger
+from nanotf.console import logger, warn_once
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UnavailableError
 from nanotf.machine.topology import AUTO
 
@@ -58,8 +58,6 @@ WITHOUT_EFFECT = (
 )
 UNSUPPORTED = ("git_config", "instance_groups")
 _KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed")
-
-_has_told = False  # about parameter servers; once per process
 
 
 def modernize(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,10 +174,7 @@ def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _tell_of_parameter_servers() -> None:
-    global _has_told
-    if not _has_told:
-        _has_told = True
-        logger.warning(
-            "Parameter servers trained asynchronously. nanotf's workers train synchronously "
-            "instead: each step uses the whole batch, with the results of one process."
-        )
+    warn_once(
+        "Parameter servers trained asynchronously. nanotf's workers train synchronously "
+        "instead: each step uses the whole batch, with the results of one process."
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.console import logger
+from nanotf.console import warn_once
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.times import Execution, StepTimes
 
@@ -22,8 +22,6 @@ SKIPPED = 3  # steps: the first ones allocate memory, and compare their data
 SAMPLES = 5  # steps after those
 
 Array = np.ndarray[Any, Any]
-
-_has_warned = False  # in this process
 
 
 class SpeedComparison:
@@ -51,7 +49,7 @@ class SpeedComparison:
             if len(self._samples) == SAMPLES:
                 found = self._gather(self._tag, np.array(self._samples))
                 if runtime.rank() == 0:
-                    _warn_once(found, runtime.num_microbatches())
+                    _warn(found, runtime.num_microbatches())
         self._times.begins()
 
 
@@ -81,17 +79,15 @@ def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None
     return float(steps[median]) / 1e6, [float(part) / 1e6 for part in computed[:, median]]
 
 
-def _warn_once(samples: Mapping[int, Array], microbatches: int) -> None:
-    global _has_warned
+def _warn(samples: Mapping[int, Array], microbatches: int) -> None:
     found = comparison(samples)
-    if found is None or _has_warned:
+    if found is None:
         return
-    _has_warned = True
     step, parts = found
     remedy = "Use partitions=1 if the model's weights and slots fit one process"
     if microbatches == 1:
         remedy += ", or several microbatches, so that partitions compute at the same time"
-    logger.warning(
+    warn_once(
         "%d partitions are slower than 1 would be. Without the optimizer's update, a step takes "
         "%.2f ms. Its parts compute for %s = %.2f ms, and one process has no more to compute. %s.",
         len(parts),

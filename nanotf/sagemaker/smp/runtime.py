@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -22,8 +23,16 @@ from nanotf.sagemaker.smp import rank_groups
 from nanotf.sagemaker.smp.config import Config, is_int, load
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
 
-_config: Config | None = None
-_mailbox: Mailbox | None = None  # of a rank; `enter` sets it
+
+@dataclasses.dataclass
+class _Process:
+    """This process, as a rank of smp."""
+
+    config: Config | None = None  # since `init`
+    mailbox: Mailbox | None = None  # of one of several ranks; `enter` sets it
+
+
+_here = _Process()
 _hooks: list[Callable[[], Any]] = []
 # The `trace.Notes` of the model's call that is traced.
 _notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
@@ -39,22 +48,21 @@ def enter(mailbox: Mailbox | None) -> None:
     Args:
         mailbox: None makes this process the only one again.
     """
-    global _mailbox, _config
-    _mailbox, _config = mailbox, None
+    _here.mailbox, _here.config = mailbox, None
 
 
 def is_rank() -> bool:
     """Returns True if this process is one of several ranks."""
-    return _mailbox is not None
+    return _here.mailbox is not None
 
 
 def mailbox() -> Mailbox:
     """Returns this rank's mailbox. Raises `JobError` in a process that is the only one."""
-    if _mailbox is None:
+    if _here.mailbox is None:
         raise JobError(
             "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
         )
-    return _mailbox
+    return _here.mailbox
 
 
 def init(config: dict[str, Any] | None = None) -> None:
@@ -75,15 +83,14 @@ def init(config: dict[str, Any] | None = None) -> None:
         CollectiveError: In a later call: ranks have different configurations.
         UnavailableError: The call is in a `@nano` function with several workers.
     """
-    global _config
     found = load(config, os.environ)
     if context.size() > 1:
         raise UnavailableError(
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
-    if _mailbox is not None:  # its owner compares the configurations of all ranks
-        _mailbox.introduce(_place(found).mp_rank, repr(found))
+    if _here.mailbox is not None:  # its owner compares the configurations of all ranks
+        _here.mailbox.introduce(_place(found).mp_rank, repr(found))
     elif found.partitions > 1:
         raise JobError(
             "Each partition of a model needs a process. Received: partitions="
@@ -91,7 +98,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             f"    {command(found.partitions)}\n"
             "A larger number, divisible by that of partitions, trains several copies."
         )
-    _config = found
+    _here.config = found
     _hooks.clear()
 
 
@@ -104,9 +111,9 @@ def command(processes: int | None) -> str:
 
 def current() -> Config:
     """Returns the configuration. Raises `JobError` before `init`."""
-    if _config is None:
+    if _here.config is None:
         raise JobError("smp must be initialized first. Received: no call of smp.init() so far.")
-    return _config
+    return _here.config
 
 
 def place() -> rank_groups.Place:
@@ -115,7 +122,7 @@ def place() -> rank_groups.Place:
 
 
 def _place(config: Config) -> rank_groups.Place:
-    rank, size = (0, 1) if _mailbox is None else (_mailbox.rank, _mailbox.size)
+    rank, size = (0, 1) if _here.mailbox is None else (_here.mailbox.rank, _here.mailbox.size)
     return rank_groups.place(rank, size, config.partitions, config.placement_strategy)
 
 
@@ -171,7 +178,7 @@ def get_dp_group() -> list[int]:
 
 def has_replicas() -> bool:
     """Returns True if there are several copies of the model."""
-    return _mailbox is not None and dp_size() > 1
+    return _here.mailbox is not None and dp_size() > 1
 
 
 def num_microbatches() -> int:

@@ -7,6 +7,7 @@ report.plot("pipeline.png")      a row for each process
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import textwrap
@@ -100,13 +101,13 @@ class StepReport:
         return [each.execution for each in self.ranks if each.execution is not None]
 
 
-_of_workers: StepReport | None = None  # of the last `fit` that has started the ranks
+# Of the last `fit` that has started the ranks.
+_of_workers: collections.deque[StepReport | None] = collections.deque([None], maxlen=1)
 
 
 def remember(report: StepReport | None) -> None:
     """Sets the report that `last_report` returns in a process that is no rank."""
-    global _of_workers
-    _of_workers = report
+    _of_workers.append(report)
 
 
 def last_report() -> StepReport:
@@ -123,8 +124,9 @@ def last_report() -> StepReport:
         JobError: No step ran since `smp.init`.
         CollectiveError, WorkerDied: As `smp.allgather`.
     """
-    if _of_workers is not None and not runtime.is_rank():
-        return _of_workers
+    of_workers = _of_workers[-1]
+    if of_workers is not None and not runtime.is_rank():
+        return of_workers
     config, place = runtime.current(), runtime.place()
     recorded = times.last(config)
     models = list(runtime.called if recorded is None else recorded.models)

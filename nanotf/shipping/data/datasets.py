@@ -12,6 +12,7 @@ memory; a slot is free when no array over it is left.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import hashlib
 import io
@@ -138,25 +139,25 @@ class Held:
             bits.state = type(bits)(words).state
 
 
-_found: list[Held] | None = None  # while `loads` runs
+# While `loads` runs.
+_found: contextvars.ContextVar[list[Held] | None] = contextvars.ContextVar("found", default=None)
 
 
 def _rebuild_generator(data: bytes) -> Any:
     generator = pickle.loads(data)
-    if _found is not None:
-        _found.append(Held(generator, hashlib.sha256(data).digest()))
+    if (found := _found.get()) is not None:
+        found.append(Held(generator, hashlib.sha256(data).digest()))
     return generator
 
 
 @contextlib.contextmanager
 def _finding() -> Iterator[list[Held]]:
-    global _found
     found: list[Held] = []
-    _found = found
+    token = _found.set(found)
     try:
         yield found
     finally:
-        _found = None
+        _found.reset(token)
 
 
 def loads(body: Any, arrays: list[Any]) -> tuple[Any, list[Held]]:

@@ -195,7 +195,7 @@ def test_addresses() -> None:
 
 
 def test_set_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_chosen", Cluster(("a", "b"), "b", "--hosts", (1, 1)))
+    monkeypatch.setattr(cluster, "_chosen", [Cluster(("a", "b"), "b", "--hosts", (1, 1))])
     monkeypatch.setenv("TF_CONFIG", "")
     cluster.set_tf_config(port=99)
     assert json.loads(cluster.os.environ["TF_CONFIG"]) == {

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nanotf import console
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import neighbours, topology
 from nanotf.machine.interpreter import python_command
@@ -72,7 +73,7 @@ def test_sharing_of_too_few_cores_is_reported(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(neighbours, "_warned", False)
+    monkeypatch.setattr(console, "_warned", set())
     taken[4711] = tuple(range(7))
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
@@ -96,8 +97,8 @@ def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
 
 def test_a_fork_checks_for_other_pools_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork must not reuse its parent's plan."""
-    monkeypatch.setattr(neighbours, "_last", object())
+    monkeypatch.setattr(neighbours, "_last", [object()])
     child = os.fork()
     if child == 0:
-        os._exit(0 if warm.neighbours._last is None else 1)
+        os._exit(0 if not warm.neighbours._last else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nanotf import console
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -36,7 +37,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Jo
         return JobFolder(pathlib.Path(output) / request.name)
 
     monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(estimator_arguments, "_has_told", False)
+    monkeypatch.setattr(console, "_warned", set())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return found

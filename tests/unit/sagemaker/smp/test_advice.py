@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nanotf import console
 from nanotf.sagemaker.smp import advice, runtime
 from nanotf.sagemaker.smp.times import Execution, Interval
 
@@ -17,8 +18,8 @@ MS = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_config", None)
-    monkeypatch.setattr(advice, "_has_warned", False)
+    monkeypatch.setattr(runtime._here, "config", None)
+    monkeypatch.setattr(console, "_warned", set())
     runtime.init({"partitions": 1, "microbatches": 1})
     yield
 

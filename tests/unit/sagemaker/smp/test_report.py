@@ -73,8 +73,8 @@ def test_picture_without_matplotlib(
 
 
 def test_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_config", None)
-    monkeypatch.setattr(step_report, "_of_workers", None)
+    monkeypatch.setattr(runtime._here, "config", None)
+    step_report.remember(None)
     monkeypatch.setattr(runtime, "called", {})
     runtime.init({"partitions": 1})
     with pytest.raises(JobError, match="before a step"):

@@ -16,7 +16,7 @@ from nanotf.sagemaker.smp import alias, runtime
 
 @pytest.fixture(autouse=True)
 def _not_initialized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_config", None)
+    monkeypatch.setattr(runtime._here, "config", None)
     yield
     runtime._hooks.clear()
 
