@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -104,6 +104,9 @@ class Call:
         self._data_failed: messages.DataFailed | None = None
         self._failed_at = 0.0
         self._abandoned = False  # whether all workers have ended a call whose data raised
+        # By rank: the hook at which it waits, and the results of those that have ended the call.
+        self._waiting: dict[int, messages.Waiting] = {}
+        self._done: dict[int, messages.OrderDone] = {}
 
     # --------------------------------------------------------------- defined by subclasses
     def begin(self) -> list[Block]:
@@ -132,14 +135,6 @@ class Call:
 
     def on_sent(self) -> None:
         """Handles that the workers have the call; the blocks' descriptors are still open."""
-
-    def on_message(self, message: Any) -> None:
-        """Handles a message specific to the kind of call, see `messages`."""
-        raise AssertionError(message)
-
-    def on_stream_message(self, message: Any) -> None:
-        """Handles a message about the data that this process reads."""
-        self.writers[message.stream].handle(message)
 
     def on_idle(self, ended: set[int]) -> None:
         """Checks on the workers when none has sent a message for `POLL_SECONDS`.
@@ -317,59 +312,94 @@ class Call:
         return self._data_failed is not None and hook not in orders.BATCH_HOOKS
 
     def _hear_all(self) -> list[Any]:
-        waiting: dict[int, messages.Waiting] = {}
-        done: dict[int, Any] = {}
-        times: dict[int, timing.WorkerTimes] = {}
-        while len(done) < self.size:
+        self._waiting.clear()
+        self._done.clear()
+        while len(self._done) < self.size:
             self._check_abandoned()
             self.poll()
             try:
                 rank, message = self.workers.receive(POLL_SECONDS)
             except queue.Empty:
-                self.workers.check_progress({*waiting, *done}, self._reading)
-                self.on_idle(set(done))
+                self.workers.check_progress({*self._waiting, *self._done}, self._reading)
+                self.on_idle(set(self._done))
                 continue
             if isinstance(message, BaseException):
                 raise message
-            if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
-                if message.order == self.number:
-                    self.on_stream_message(message)
-            elif isinstance(message, messages.OrderFailed):
-                raise self.workers.supervisor.explain(message) or self.failure(message)
-            elif isinstance(message, (messages.Progress, messages.Woken)):
-                pass  # the pool has handled it, or `poll` does
-            elif isinstance(message, messages.Stalled):
-                if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
-                    self.workers.supervisor.note_stalled(rank, message)
-            elif isinstance(message, messages.DataFailed):
-                if message.order == self.number:
-                    self._data_have_failed(message)
-            elif isinstance(message, messages.Printed):
-                show(message)
-            elif isinstance(message, (messages.Warned, messages.Logged)):
-                warned.give(message)
-            elif isinstance(message, messages.OrderDone):
-                done[rank], times[rank] = message.result, message.times
-                self.parts = message.parts
-            elif isinstance(message, messages.Waiting):
-                waiting[rank] = message
-                if len(waiting) == self.size:
-                    _check_same_hook(waiting)
-                    if self._is_over(waiting[0].hook):
-                        self.workers.send(messages.Proceed(self.number, abandon=True))
-                        waiting.clear()
-                        continue
-                    with self.clock.hook(waiting[0].hook):
-                        answer = self.reply(waiting[0])
-                    self.poll()
-                    self.workers.send(answer)
-                    waiting.clear()
-                    self.on_replied()
-            elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
-                self.on_message(message)
+            self.handle(rank, message)
         self.workers.usable = True
-        self.times = tuple(times[rank] for rank in range(self.size))
-        return [done[rank] for rank in range(self.size)]
+        ended = [self._done[rank] for rank in range(self.size)]
+        self.times = tuple(message.times for message in ended if message.times is not None)
+        return [message.result for message in ended]
+
+    # -------------------------------------------------------------------------- messages
+    def handle(self, rank: int, message: Any) -> None:
+        """Handles a message of a worker, or of a thread of this process, by `HANDLERS`."""
+        getattr(self, self.HANDLERS[type(message)])(rank, message)
+
+    def on_stream_message(self, rank: int, message: Any) -> None:
+        """Handles a message about the data that this process reads."""
+        if message.order == self.number:  # not of a thread that has outlived its order
+            self.writers[message.stream].handle(message)
+
+    def _on_failed(self, rank: int, message: messages.OrderFailed) -> None:
+        raise self.workers.supervisor.explain(message) or self.failure(message)
+
+    def _on_handled(self, rank: int, message: Any) -> None:
+        """Does nothing: the pool has handled the message, or `poll` does."""
+
+    def _on_stalled(self, rank: int, message: messages.Stalled) -> None:
+        # Workers that wait for the user's slow data do not hang.
+        if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
+            self.workers.supervisor.note_stalled(rank, message)
+
+    def _on_data_failed(self, rank: int, message: messages.DataFailed) -> None:
+        if message.order == self.number:
+            self._data_have_failed(message)
+
+    def _on_printed(self, rank: int, message: messages.Printed) -> None:
+        show(message)
+
+    def _on_warned(self, rank: int, message: Any) -> None:
+        warned.give(message)
+
+    def _on_done(self, rank: int, message: messages.OrderDone) -> None:
+        self._done[rank] = message
+        self.parts = message.parts
+
+    def _on_waiting(self, rank: int, message: messages.Waiting) -> None:
+        """Answers a hook once all ranks have reached it."""
+        self._waiting[rank] = message
+        if len(self._waiting) < self.size:
+            return
+        waiting = dict(self._waiting)
+        _check_same_hook(waiting)
+        if self._is_over(waiting[0].hook):
+            self.workers.send(messages.Proceed(self.number, abandon=True))
+            self._waiting.clear()
+            return
+        with self.clock.hook(waiting[0].hook):
+            answer = self.reply(waiting[0])
+        self.poll()
+        self.workers.send(answer)
+        self._waiting.clear()
+        self.on_replied()
+
+    # By the class of a message: the name of the method that handles it. Subclasses add theirs.
+    HANDLERS: ClassVar[Mapping[type, str]] = {
+        messages.OpenStream: "on_stream_message",
+        messages.CloseStream: "on_stream_message",
+        messages.SlotRead: "on_stream_message",
+        messages.DataFailed: "_on_data_failed",
+        messages.OrderDone: "_on_done",
+        messages.OrderFailed: "_on_failed",
+        messages.Waiting: "_on_waiting",
+        messages.Stalled: "_on_stalled",
+        messages.Progress: "_on_handled",
+        messages.Woken: "_on_handled",
+        messages.Printed: "_on_printed",
+        messages.Warned: "_on_warned",
+        messages.Logged: "_on_warned",
+    }
 
 
 def _close_descriptors(blocks: list[Block]) -> None:

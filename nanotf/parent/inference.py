@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from nanotf.compat import (
     keras_common,
@@ -209,12 +209,11 @@ class _PredictCall(_Inference):
             **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
         )
 
-    def on_message(self, message: Any) -> None:
-        if not isinstance(message, Delivery):
-            super().on_message(message)
-            return
+    def _on_outputs(self, rank: int, message: Delivery) -> None:
         said = message.message
         self.outputs.take(said.rank, said.structure, said.arrays, message.block)
+
+    HANDLERS: ClassVar[Mapping[type, str]] = {**ModelCall.HANDLERS, Delivery: "_on_outputs"}
 
     def logs_at(self, waiting: messages.Waiting) -> Any:
         ends = waiting.hook == "on_predict_batch_end"

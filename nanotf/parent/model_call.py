@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from nanotf.compat import (
     eager_context,
@@ -162,10 +163,17 @@ class ModelCall(calls.Call):
             "summaries": summaries.has_default(),
         }
 
-    def on_message(self, message: Any) -> None:
-        if isinstance(message, messages.Summary):
-            counters = keras_runs.counters_of_steps(self.model)
-            summaries.write(message, self.numbered, self.traced.summaries, counters)
-            return
-        assert isinstance(message, messages.Event), message
-        self.callbacks.call(message.hook, message.index, message.logs)
+    def on_event(self, rank: int, message: messages.Event) -> None:
+        """Calls a hook for which no worker waits; returns at once after the data have failed."""
+        if not self._is_over(message.hook):
+            self.callbacks.call(message.hook, message.index, message.logs)
+
+    def _on_summary(self, rank: int, message: messages.Summary) -> None:
+        counters = keras_runs.counters_of_steps(self.model)
+        summaries.write(message, self.numbered, self.traced.summaries, counters)
+
+    HANDLERS: ClassVar[Mapping[type, str]] = {
+        **calls.Call.HANDLERS,
+        messages.Event: "on_event",
+        messages.Summary: "_on_summary",
+    }

@@ -8,7 +8,8 @@ import queue
 import sys
 import threading
 import traceback
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -62,29 +63,49 @@ class Inbox:
             os._exit(1)
 
     def _route(self, message: messages.Message) -> None:
+        self._ROUTES[type(message)](self, message)
+
+    def _take_order(self, message: Any) -> None:
         # Imported late: `streams` imports TensorFlow, and `life` imports this module at once.
         from nanotf.shipping.data.streams import StreamReader
         from nanotf.wire.blocks import Block
 
-        if isinstance(message, messages.Order):
-            count = len(message.blocks)
-            fds = self.channel.receive_fds(count + len(message.descriptors))
-            blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]
-            message = dataclasses.replace(message, descriptors=tuple(fds[count:]))
-            self._streams = StreamReader(self.channel, message.order)
-            self._orders.put((message, blocks, self._streams))
-        elif isinstance(message, messages.Batch):
-            block = None
-            if message.block is not None:
-                block = Block(message.block, self.channel.receive_fds(1)[0])
-            self._streams.deliver(message, block)
-        elif isinstance(message, messages.EndOfStream):
-            self._streams.deliver(message, None)
-        elif isinstance(message, messages.Pause):
-            self.pauses = message.order
-        elif isinstance(message, messages.Proceed):
-            self._answers.put(message)
-        elif isinstance(message, messages.Wrote):
-            self._wrote.put(message)
-        elif isinstance(message, messages.Stop):
-            self._orders.put(message)
+        count = len(message.blocks)
+        fds = self.channel.receive_fds(count + len(message.descriptors))
+        blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]
+        message = dataclasses.replace(message, descriptors=tuple(fds[count:]))
+        self._streams = StreamReader(self.channel, message.order)
+        self._orders.put((message, blocks, self._streams))
+
+    def _take_batch(self, message: Any) -> None:
+        from nanotf.wire.blocks import Block
+
+        block = None
+        if message.block is not None:
+            block = Block(message.block, self.channel.receive_fds(1)[0])
+        self._streams.deliver(message, block)
+
+    def _take_end_of_stream(self, message: Any) -> None:
+        self._streams.deliver(message, None)
+
+    def _take_pause(self, message: Any) -> None:
+        self.pauses = message.order
+
+    def _take_answer(self, message: Any) -> None:
+        self._answers.put(message)
+
+    def _take_written(self, message: Any) -> None:
+        self._wrote.put(message)
+
+    def _take_stop(self, message: Any) -> None:
+        self._orders.put(message)
+
+    _ROUTES: ClassVar[Mapping[type, Callable[[Inbox, Any], None]]] = {
+        messages.Order: _take_order,
+        messages.Batch: _take_batch,
+        messages.EndOfStream: _take_end_of_stream,
+        messages.Pause: _take_pause,
+        messages.Proceed: _take_answer,
+        messages.Wrote: _take_written,
+        messages.Stop: _take_stop,
+    }

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import pickle
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -45,13 +45,13 @@ class Abandoned(Exception):
 def _reporter_class(hooks: frozenset[str]) -> Any:
     """Makes a callback class with these hooks only: Keras skips work for hooks that none has.
 
-    Jobs share the class. TensorFlow never frees the first 1024 classes whose objects it gets (the
+    Orders share the class. TensorFlow never frees the first 1024 classes whose objects it gets (the
     type cache in `tensorflow/python/util/util.cc`), nor anything that they refer to.
     """
 
     def calling(name: str) -> Any:
         def hook(self: Any, *arguments: Any, **named: Any) -> None:
-            self.hear(name, *arguments, **named)
+            self.on_hook(name, *arguments, **named)
 
         return hook
 
@@ -202,10 +202,10 @@ class _ModelRun:
     def _reporter(self) -> Any:
         """Returns a Keras callback with only the hooks that the parent or this run needs."""
         reporter = _reporter_class(self.own_hooks | self.order.events | self.order.waits)()
-        reporter.hear = self._hear
+        reporter.on_hook = self._on_hook
         return reporter
 
-    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
+    def _on_hook(self, name: str, *arguments: Any, **named: Any) -> None:
         """Handles a call of one of Keras's hooks."""
         index, logs = orders.index_and_logs(name, *arguments, **named)
         if name not in orders.BATCH_HOOKS:
@@ -300,11 +300,13 @@ class FitRun(_ModelRun):
         self.replica_check = ReplicaCheck(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
-        self.looks: PauseVote | None = None
+        self.pause_vote: PauseVote | None = None
         self._train_logs: Any = None  # of the last step
         if order.pauses:
             self.own_hooks |= {"on_train_batch_end"}
-            self.looks = PauseVote(self.session.strategy, lambda: self.inbox.pauses == self.number)
+            self.pause_vote = PauseVote(
+                self.session.strategy, lambda: self.inbox.pauses == self.number
+            )
         self.metrics.load(orders.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         replica.leave_unreset(self.model, order.unreset)
@@ -348,49 +350,71 @@ class FitRun(_ModelRun):
             keras_metrics.metric_state(self.model),
         )
 
-    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
-        if name == "on_train_begin":
-            self.model.stop_training = self.order.stop  # Keras has just set it to False
-        if name == "on_epoch_begin":
-            self.epoch = arguments[0]
-            self.ahead.begin_epoch(*self._steps_ahead(*arguments))
-            if self.looks is not None:
-                self.looks.begin_epoch(self._passed_steps())
-                self.ahead.look_after(1)
+    def _on_hook(self, name: str, *arguments: Any, **named: Any) -> None:
         if name in orders.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
             return  # the parent's callbacks have heard of it
-        if name == "on_epoch_end":
-            epoch, logs = orders.index_and_logs(name, *arguments, **named)
-            values = list((logs or {}).values())
-            self.replica_check.compare(f"epoch {epoch}", values, self._compared)
-        super()._hear(name, *arguments, **named)
-        if name == "on_train_batch_end" and self.looks is not None:
-            self._look(self.looks, *arguments, **named)
-        if name == "on_epoch_begin" and self._passed_steps():
-            for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
-                write(variable, value)  # Keras has just reset them
-            self._train_logs = self.order.passed_logs
-            reads = not isinstance(self.order.train, inputs.ArrayInput)
-            logs = self.order.passed_logs
-            keras_steps.pass_over(self.model, self._passed_steps(), logs, reads)
+        index, logs = orders.index_and_logs(name, *arguments, **named)
+        if name in self._BEFORE_PARENT:
+            self._BEFORE_PARENT[name](self, index, logs)
+        super()._on_hook(name, *arguments, **named)
+        if name in self._AFTER_PARENT:
+            self._AFTER_PARENT[name](self, index, logs)
+
+    def _begin_train(self, index: Any, logs: Any) -> None:
+        self.model.stop_training = self.order.stop  # Keras has just set it to False
+
+    def _begin_epoch(self, epoch: Any, logs: Any) -> None:
+        self.epoch = epoch
+        self.ahead.begin_epoch(*self._steps_ahead(epoch))
+        if self.pause_vote is not None:
+            self.pause_vote.begin_epoch(self._passed_steps())
+            self.ahead.look_after(1)
+
+    def _compare(self, epoch: Any, logs: Any) -> None:
+        values = list((logs or {}).values())
+        self.replica_check.compare(f"epoch {epoch}", values, self._compared)
+
+    def _pass_over(self, epoch: Any, logs: Any) -> None:
+        """Leaves out the steps of an earlier run, which took their batches and drew numbers."""
+        if not self._passed_steps():
+            return
+        for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
+            write(variable, value)  # Keras has just reset them
+        self._train_logs = self.order.passed_logs
+        reads = not isinstance(self.order.train, inputs.ArrayInput)
+        keras_steps.pass_over(self.model, self._passed_steps(), self.order.passed_logs, reads)
 
     def _passed_steps(self) -> int:
         """Returns the number of this epoch's steps that were complete before this call."""
         return self.order.passed_steps if self.epoch == self.order.initial_epoch else 0
 
-    def _look(self, looks: PauseVote, index: int, logs: Any = None) -> None:
+    def _vote(self, index: Any, logs: Any) -> None:
         """Pauses after a step if the parent has asked any rank to."""
+        vote = self.pause_vote
+        if vote is None:
+            return
         self._train_logs = logs
         made = keras_steps.steps_after(self.model, index, None)
         # The parent gets the state at the end of an epoch, even of one that a callback stops.
-        if self.model.stop_training or not looks.is_due(made):
+        if self.model.stop_training or not vote.is_due(made):
             return
-        if looks.agree(made):
+        if vote.agree(made):
             self.inbox.pauses = None
             self._send_held()
             self._last_wait = orders.PAUSE
             self._store_and_ask(orders.PAUSE, made, plain_logs(logs), True)
-        self.ahead.look_after(looks.left(made))
+        self.ahead.look_after(vote.left(made))
+
+    # What this process does at one of Keras's hooks, before the parent hears of it and after.
+    _BEFORE_PARENT: ClassVar[Mapping[str, Callable[[FitRun, Any, Any], None]]] = {
+        "on_train_begin": _begin_train,
+        "on_epoch_begin": _begin_epoch,
+        "on_epoch_end": _compare,
+    }
+    _AFTER_PARENT: ClassVar[Mapping[str, Callable[[FitRun, Any, Any], None]]] = {
+        "on_epoch_begin": _pass_over,
+        "on_train_batch_end": _vote,
+    }
 
     def _variables_to_compare(self) -> list[Any]:
         """Returns the variables that could differ between workers."""
@@ -398,7 +422,7 @@ class FitRun(_ModelRun):
         alike = set() if update is None else set(map(id, update.alike))
         return [v for v in self.state.variables if id(keras_common.tf_variable(v)) not in alike]
 
-    def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
+    def _steps_ahead(self, epoch: int) -> tuple[int | None, int | None]:
         """Returns the arguments of `RunAhead.begin_epoch`."""
         order = self.order
         steps = order.steps_per_epoch or order.train.steps
@@ -425,7 +449,7 @@ class FitRun(_ModelRun):
         if name not in orders.BATCH_HOOKS:
             with_state = not self._is_stored(name)
         self._last_wait = name
-        if name == "on_test_begin" and self.looks is not None:
+        if name == "on_test_begin" and self.pause_vote is not None:
             logs = plain_logs(self._train_logs)  # for a checkpoint during validation
         answer = self._store_and_ask(name, index, logs, with_state)
         if answer.store:

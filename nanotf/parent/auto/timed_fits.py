@@ -214,8 +214,8 @@ class TimedFit(fit_call.FitCall):
         super().on_idle(ended)
         self._check_time()
 
-    def on_message(self, message: Any) -> None:
-        super().on_message(message)
+    def handle(self, rank: int, message: Any) -> None:
+        super().handle(rank, message)
         self._check_time()
 
     def _check_time(self) -> None:

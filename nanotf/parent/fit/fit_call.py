@@ -278,9 +278,9 @@ class FitCall(ModelCall):
             self.workers.send(messages.Pause(self.number))
 
     # ----------------------------------------------------------------------------- hooks
-    def on_message(self, message: Any) -> None:
-        super().on_message(message)
-        if not isinstance(message, messages.Event):
+    def on_event(self, rank: int, message: messages.Event) -> None:
+        super().on_event(rank, message)
+        if self._is_over(message.hook):
             return
         if message.hook == "on_epoch_begin":
             self._begin_epoch(message.index)

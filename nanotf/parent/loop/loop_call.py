@@ -16,8 +16,8 @@ import inspect
 import queue
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -299,20 +299,33 @@ class _LoopCall(calls.Call):
             summaries=summaries.has_default(),
         )
 
-    def on_message(self, message: Any) -> None:
-        if isinstance(message, messages.Reached):
-            self.detector.note(message)
-        elif isinstance(message, messages.Summary):
-            summaries.write(message, self.manifest.numbered, {})
-        elif isinstance(message, messages.Wrote):
-            self.workers.send(message)  # all ranks get what rank 0's write returned
-        elif isinstance(message, messages.Saved):
-            self.complete_at[message.path] = self.complete
-        elif isinstance(message, messages.Restored):
-            self._go_on_from(message.path)
-        else:
-            assert isinstance(message, Delivery), message
-            self.returned = message
+    def _on_reached(self, rank: int, message: messages.Reached) -> None:
+        self.detector.note(message)
+
+    def _on_summary(self, rank: int, message: messages.Summary) -> None:
+        summaries.write(message, self.manifest.numbered, {})
+
+    def _on_wrote(self, rank: int, message: messages.Wrote) -> None:
+        self.workers.send(message)  # all ranks get what rank 0's write returned
+
+    def _on_saved(self, rank: int, message: messages.Saved) -> None:
+        self.complete_at[message.path] = self.complete
+
+    def _on_restored(self, rank: int, message: messages.Restored) -> None:
+        self._go_on_from(message.path)
+
+    def _on_returned(self, rank: int, message: Delivery) -> None:
+        self.returned = message
+
+    HANDLERS: ClassVar[Mapping[type, str]] = {
+        **calls.Call.HANDLERS,
+        messages.Reached: "_on_reached",
+        messages.Summary: "_on_summary",
+        messages.Wrote: "_on_wrote",
+        messages.Saved: "_on_saved",
+        messages.Restored: "_on_restored",
+        Delivery: "_on_returned",
+    }
 
     def reply(self, first: messages.Waiting) -> messages.Proceed:
         """Lets all workers save, or continue after they restored."""
@@ -323,7 +336,9 @@ class _LoopCall(calls.Call):
     def divided(self, stream: Stream) -> Any:
         return ()
 
-    def on_stream_message(self, message: Any) -> None:
+    def on_stream_message(self, rank: int, message: Any) -> None:
+        if message.order != self.number:
+            return
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
             # Each pass has a number of its own, which is its source's modulo the number of sources.
@@ -383,7 +398,7 @@ class _LoopCall(calls.Call):
                 self.workers.check_progress(())  # raises if a worker has ended or is stuck
                 continue
             if isinstance(message, messages.Reached):
-                self.on_message(message)
+                self.detector.note(message)
             if isinstance(message, (messages.Reached, messages.OrderFailed, messages.OrderDone)):
                 told.add(rank)
 
