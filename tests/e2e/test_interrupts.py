@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pathlib
@@ -245,6 +246,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
         history, optimizer = model.history, model.optimizer
         recorded = {name: list(values) for name, values in history.history.items()}
         attributes, epochs = dict(vars(call)), list(history.epoch)
+        attributes |= {"progress": copy.copy(call.progress), "sent": copy.copy(call.sent)}
         held, steps = model.get_weights(), int(optimizer.iterations)
         with monkeypatch.context() as patch:
             if owner is dict:

@@ -39,6 +39,32 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
 
+@dataclasses.dataclass
+class FitProgress:
+    """The progress of a `fit`; workers that replace dead ones continue from it."""
+
+    first: tuple[int, int] = (0, 0)  # the epoch and the step with which this call begins
+    # Where the next workers begin; kept where restarts are allowed or checkpoints written.
+    last: Moment | None = None
+    continues: bool = False  # the next workers begin at `last`, not with the first step
+    restarts: int = 0
+    epoch: int = 0  # the present one
+    has_begun: bool = False  # all callbacks have got the hook for the start of training
+    has_ended: bool = False  # and for its end
+
+
+@dataclasses.dataclass
+class SentOrder:
+    """What this process knows of the workers that run the present order."""
+
+    turn: int = 0  # of the state that they stored last
+    loaded: int = 0  # the turn that the user's model holds
+    epoch_end: Unrecorded | None = None  # what the history lacks if this turn is the last
+    attributes: bytes = b""  # pickled, those that they have: arrays cannot be compared
+    seeds: Any = None  # the random state that they have
+    asked: bool = False  # to pause
+
+
 class FitCall(ModelCall):
     """One call of `fit`.
 
@@ -59,22 +85,12 @@ class FitCall(ModelCall):
         generation().check_compiled(model, "fit")
         super().__init__(model, arguments, size, options.sharding)
         self.metrics_layout = StateLayout.of(keras_metrics.metric_state(model), size)
-        self.turn = 0
-        self.loaded = 0  # the turn that the user's model holds
-        self.epoch_end: Unrecorded | None = None
-        self._attributes = b""  # pickled, those that the workers have: arrays cannot be compared
-        self._seeds: Any = None  # the random state that they have
         self.options = options
-        self.restarts = 0
-        self.has_begun = False  # whether all callbacks got the hook for the start of training
-        self.has_ended = False  # and for its end
         self.resumption = None if options.resume is None else Resumption(options.resume, self)
-        # Where the next workers begin; kept where restarts are allowed or checkpoints written.
-        self.last = None if self.resumption is None else self.resumption.moment
-        self.continues = self.last is not None  # not from the beginning
+        last = None if self.resumption is None else self.resumption.moment
+        self.progress = FitProgress(last=last, continues=last is not None)
+        self.sent = SentOrder()
         self.checkpoints: CheckpointWriter | None = None
-        self.epoch = 0
-        self._asked = False  # whether the workers were asked to pause
         if self.resumption is not None:
             self.checkpoints = CheckpointWriter(self, self.resumption)
 
@@ -130,23 +146,26 @@ class FitCall(ModelCall):
         return keras_metrics.metric_state(self.model)
 
     def begin(self) -> list[Block]:
-        if not self.has_begun:
+        self.sent = SentOrder()
+        if not self.progress.has_begun:
             self._begin_training()
-        if self.continues:
-            self._begin_again(self.last)
+        if self.progress.continues:
+            self._begin_again(self.progress.last)
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
         variables = keras_metrics.metric_state(self.model)
         self.metrics = SharedVariables(self.metrics_layout, blocks[self.metrics_block], variables)
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
-        if not self.continues:
-            self.state.store(self.turn)
+        if not self.progress.continues:
+            self.state.store(self.sent.turn)
             if self.options.max_restarts > 0:
-                self.last = Moment(self.first[0], 0, self.state.snapshot(self.turn))
-        elif self.last is not None:
-            self.state.restore(self.turn, self.last.values)
-            if self.last.step:
-                self.metrics.restore(orders.FIRST_METRICS, self.last.metrics)
+                self.progress.last = Moment(
+                    self.progress.first[0], 0, self.state.snapshot(self.sent.turn)
+                )
+        elif self.progress.last is not None:
+            self.state.restore(self.sent.turn, self.progress.last.values)
+            if self.progress.last.step:
+                self.metrics.restore(orders.FIRST_METRICS, self.progress.last.metrics)
         return blocks
 
     def _begin_training(self) -> None:
@@ -159,10 +178,12 @@ class FitCall(ModelCall):
             keras_runs.forget_validation_data(self.model)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
-        self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
-        self.has_begun = True
+        self.progress.first = generation().place_to_resume(
+            self.model, a.initial_epoch, self.data.steps
+        )
+        self.progress.has_begun = True
         if self.resumption is not None:
-            self.first = a.initial_epoch, 0
+            self.progress.first = a.initial_epoch, 0
             self.resumption.begin(self.callbacks.list.callbacks)
             self.model.stop_training = self.resumption.stops
             self.callbacks.wait_at_validation()
@@ -171,16 +192,14 @@ class FitCall(ModelCall):
         """Prepares for new workers, which continue after the last completed epoch."""
         assert last is not None
         keras_callbacks.forget_open_evaluation(self.callbacks.list)
-        if self.restarts > 0:
-            states = self.data.random_states_of(last.epoch, self.first[0])
+        if self.progress.restarts > 0:
+            states = self.data.random_states_of(last.epoch, self.progress.first[0])
         else:
             assert self.resumption is not None
             states = self.resumption.reading
         self.place_data(last, states)
-        if self.restarts == 0 and self.resumption is not None:
+        if self.progress.restarts == 0 and self.resumption is not None:
             self.resumption.restore_random()
-        self.turn = self.loaded = 0  # the turns of a new call
-        self.epoch_end = None
 
     def place_data(self, last: Moment, states: Any) -> None:
         """Opens the data again, at a moment.
@@ -194,41 +213,41 @@ class FitCall(ModelCall):
             self.arguments,
             calls.STATE_BLOCK + 1,
             self.options.sharding,
-            resume=Resume(*self.first, last.epoch, states, seed, last.step),
+            resume=Resume(*self.progress.first, last.epoch, states, seed, last.step),
         )
 
     def prepare_restart(self, error: WorkerError) -> None:
         """Logs that training continues after an error, or raises the error."""
-        if self.last is None or self.restarts >= self.options.max_restarts:
+        if self.progress.last is None or self.progress.restarts >= self.options.max_restarts:
             raise error
-        self.restarts += 1
-        self.continues = True
+        self.progress.restarts += 1
+        self.progress.continues = True
         if self.checkpoints is not None:
             self.checkpoints.sigterm.holds = False  # the last moment is on the disk
         logger.warning(
             "%s Training continues with epoch %d of %d and new workers: restart %d of %d.",
             error.what,
-            self.last.epoch + 1,
+            self.progress.last.epoch + 1,
             self.arguments.epochs,
-            self.restarts,
+            self.progress.restarts,
             self.options.max_restarts,
         )
-        if self.restarts == 1:
+        if self.progress.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
 
     def order(self) -> orders.FitOrder:
         a = self.arguments
         attributes = keras_models.plain_attributes(self.model)
-        self._attributes = pickle.dumps(attributes)
+        self.sent.attributes = pickle.dumps(attributes)
         if self.traced.attributes is None:
             self.traced.attributes = copy.deepcopy(attributes)
-        self._seeds = generation().drawn_seeds()
-        epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
+        self.sent.seeds = generation().drawn_seeds()
+        epochs, (epoch, step), stop = a.epochs, self.progress.first, bool(self.model.stop_training)
         passed_steps, passed_logs = 0, None
-        if self.continues and self.last is not None:
-            epoch, step = self.last.epoch, 0
-            passed_steps, passed_logs = self.last.step, self.last.logs
-            if epoch > self.first[0]:
+        if self.progress.continues and self.progress.last is not None:
+            epoch, step = self.progress.last.epoch, 0
+            passed_steps, passed_logs = self.progress.last.step, self.progress.last.logs
+            if epoch > self.progress.first[0]:
                 self.unreset = {}  # they were reset at the begin of the second epoch
             if stop:  # no further epoch, only Keras's work at the end of training
                 epochs, stop = epoch, False
@@ -259,8 +278,8 @@ class FitCall(ModelCall):
         return OptimizerShards.of(self.model, self.variables)
 
     def on_sent(self) -> None:
-        self.state.reserve(self.turn + 1)
-        self._asked = False
+        self.state.reserve(self.sent.turn + 1)
+        self.sent.asked = False
         if self.checkpoints is not None:
             workers = self.workers
             self.checkpoints.sigterm.wake = lambda: workers.post(messages.Woken())
@@ -273,8 +292,8 @@ class FitCall(ModelCall):
             return
         if checkpoints.taken is not None:
             checkpoints.write()
-        elif not self._asked:
-            self._asked = True
+        elif not self.sent.asked:
+            self.sent.asked = True
             self.workers.send(messages.Pause(self.number))
 
     # ----------------------------------------------------------------------------- hooks
@@ -309,26 +328,28 @@ class FitCall(ModelCall):
         logs = first.logs
         if self._validates_here(first):
             # As in Keras, an epoch whose validation raises is not recorded.
-            ended, self.epoch_end = self.epoch_end, None
+            ended, self.sent.epoch_end = self.sent.epoch_end, None
             logs = {**(logs or {}), **self._own_validation()}
-            self.epoch_end = ended and dataclasses.replace(ended, logs=logs)
+            self.sent.epoch_end = ended and dataclasses.replace(ended, logs=logs)
         if first.hook == "on_test_begin":
             self._begin_validation(logs)
             logs = None
         elif first.hook in orders.BATCH_HOOKS:
             logs = keras_metrics.all_logs(self.model, logs)
-        elif first.hook == "on_train_end" and logs is None and self.last is not None:
-            logs = self.last.logs  # no epoch was left to run after a restart
+        elif first.hook == "on_train_end" and logs is None and self.progress.last is not None:
+            logs = self.progress.last.logs  # no epoch was left to run after a restart
         self.callbacks.call(first.hook, first.index, logs)
         if first.hook == "on_epoch_begin":
             self._begin_epoch(first.index)
         self._tell_data(first.hook, first.index)
         answer = self._changes(first)
-        self.has_ended = first.hook == "on_train_end"
+        self.progress.has_ended = first.hook == "on_train_end"
         if first.hook == "on_epoch_end" and first.index is not None and self._keeps_moments():
-            self.last = Moment(first.index + 1, 0, self.state.snapshot(self.turn), logs=logs)
-            self._take(self.last)
-        elif self.has_ended and self.checkpoints is not None:
+            self.progress.last = Moment(
+                first.index + 1, 0, self.state.snapshot(self.sent.turn), logs=logs
+            )
+            self._take(self.progress.last)
+        elif self.progress.has_ended and self.checkpoints is not None:
             self._take(self.moment_at_end(logs))
         return answer
 
@@ -344,17 +365,19 @@ class FitCall(ModelCall):
         if first.state:
             if first.hook == "on_epoch_end":
                 recorded = self.callbacks.recorded()
-                self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
-            self.turn += 1  # from here on the epoch is complete, see `fail`
+                self.sent.epoch_end = Unrecorded(
+                    self.sent.turn + 1, first.index, first.logs or {}, recorded
+                )
+            self.sent.turn += 1  # from here on the epoch is complete, see `fail`
             if first.attributes:
                 keras_models.set_plain_attributes(self.model, first.attributes)
-                self._attributes = pickle.dumps(keras_models.plain_attributes(self.model))
+                self.sent.attributes = pickle.dumps(keras_models.plain_attributes(self.model))
             if first.seeds is not None:
                 generation().restore_seeds(first.seeds)
-                self._seeds = first.seeds
+                self.sent.seeds = first.seeds
         if at_end or (first.state and look):
-            self.state.load(self.turn)
-            self.loaded = self.turn
+            self.state.load(self.sent.turn)
+            self.sent.loaded = self.sent.turn
         if look or at_end:
             self.metrics.load(orders.METRICS)
 
@@ -379,10 +402,10 @@ class FitCall(ModelCall):
         written: messages.Written = ()
         attributes: tuple[dict[str, Any], ...] = ()
         if first.state and self.callbacks.look_at_model:
-            reload = self.state.differs(self.turn)
+            reload = self.state.differs(self.sent.turn)
             if reload:
-                self.state.store(self.turn)
-                written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
+                self.state.store(self.sent.turn)
+                written = messages.written(calls.STATE_BLOCK, self.state.spans(self.sent.turn))
             # A callback that evaluates the model leaves its own numbers in the metrics.
             reload_metrics = reload or self.metrics.differs(orders.METRICS)
             if reload_metrics:
@@ -391,11 +414,11 @@ class FitCall(ModelCall):
         if self.callbacks.look_at_model:
             found = keras_models.plain_attributes(self.model)
             pickled = pickle.dumps(found)
-            if pickled != self._attributes:
-                self._attributes, attributes = pickled, found
+            if pickled != self.sent.attributes:
+                self.sent.attributes, attributes = pickled, found
         seeds = generation().drawn_seeds()
-        has_drawn = not np.array_equal(seeds, self._seeds)
-        self._seeds = seeds
+        has_drawn = not np.array_equal(seeds, self.sent.seeds)
+        self.sent.seeds = seeds
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
@@ -412,7 +435,7 @@ class FitCall(ModelCall):
 
     def moment_at_end(self, logs: Any) -> Moment:
         """Returns the moment after all callbacks' `on_train_end`."""
-        epoch = self.first[0] if self.last is None else self.last.epoch
+        epoch = self.progress.first[0] if self.progress.last is None else self.progress.last.epoch
         return Moment(epoch, 0, read_all(self.variables), logs=logs)
 
     def _take(self, moment: Moment, is_due: bool = True) -> None:
@@ -421,18 +444,20 @@ class FitCall(ModelCall):
 
     def _begin_epoch(self, epoch: int | None) -> None:
         """Restores what callbacks have changed at the beginning of an epoch that had begun."""
-        self.epoch = epoch or 0
-        last = self.last
-        if self.continues and last is not None and last.step and last.epoch == epoch:
-            self.state.restore(self.turn, last.values)
+        self.progress.epoch = epoch or 0
+        last = self.progress.last
+        if self.progress.continues and last is not None and last.step and last.epoch == epoch:
+            self.state.restore(self.sent.turn, last.values)
             if self.resumption is not None:
                 self.resumption.restore_callbacks()
 
     def _moment_within(self, step: int, logs: Any) -> Moment:
         """Returns the moment after a step whose state the workers have stored."""
         steps = step if self.data.steps is None else min(step, self.data.steps)
-        values = self.state.snapshot(self.turn)
-        return Moment(self.epoch, steps, values, self.metrics.snapshot(orders.METRICS), logs)
+        values = self.state.snapshot(self.sent.turn)
+        return Moment(
+            self.progress.epoch, steps, values, self.metrics.snapshot(orders.METRICS), logs
+        )
 
     def _begin_validation(self, logs: Any) -> None:
         """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""
@@ -442,10 +467,10 @@ class FitCall(ModelCall):
 
     def _pause(self, first: messages.Waiting) -> messages.Proceed:
         """Writes a checkpoint while the workers wait after a step."""
-        self.turn += 1
-        self._asked = False
-        self.last = self._moment_within(first.index or 0, first.logs)
-        self._take(self.last)
+        self.sent.turn += 1
+        self.sent.asked = False
+        self.progress.last = self._moment_within(first.index or 0, first.logs)
+        self._take(self.progress.last)
         return messages.Proceed(self.number)
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
@@ -459,10 +484,12 @@ class FitCall(ModelCall):
 
     # ------------------------------------------------------------------------------- end
     def fail(self) -> None:
-        if self.turn != self.loaded:  # the model gets the state after the last completed epoch
-            self.state.load(self.turn)
-        end = self.epoch_end
-        if end is not None and end.turn == self.turn:  # and its history records that epoch
+        if (
+            self.sent.turn != self.sent.loaded
+        ):  # the model gets the state after the last completed epoch
+            self.state.load(self.sent.turn)
+        end = self.sent.epoch_end
+        if end is not None and end.turn == self.sent.turn:  # and its history records that epoch
             self.callbacks.record(end.epoch, end.logs, end.recorded)
 
     def release(self) -> None:

@@ -52,8 +52,8 @@ def fit(keras_call: KerasCall, hint: str, options: FitOptions) -> Any:
 def _arguments(call: FitCall, checkpoints: CheckpointWriter) -> dict[str, Any]:
     """Returns the arguments of Keras's `fit`, and brings the model to where training continues."""
     resumption = checkpoints.resumption
-    a, last = call.arguments, call.last
-    call.first = a.initial_epoch, 0
+    a, last = call.arguments, call.progress.last
+    call.progress.first = a.initial_epoch, 0
     epochs, first = a.epochs, a.initial_epoch
     if last is not None:
         call.place_data(last, resumption.reading)
@@ -183,13 +183,13 @@ class _Run:
     def end_epoch(self, epoch: int, logs: Any) -> None:
         """Writes a checkpoint."""
         call = self.call
-        call.last = Moment(epoch + 1, 0, read_all(call.variables), logs=plain_logs(logs))
-        self.checkpoints.take(call.last)
+        call.progress.last = Moment(epoch + 1, 0, read_all(call.variables), logs=plain_logs(logs))
+        self.checkpoints.take(call.progress.last)
         self.checkpoints.write()
 
     def end(self, logs: Any) -> None:
         """Writes the checkpoint of the end of training."""
-        self.call.has_ended = True
+        self.call.progress.has_ended = True
         self.checkpoints.take(self.call.moment_at_end(plain_logs(logs)))
         self.checkpoints.write()
 
@@ -239,7 +239,7 @@ def _list_class() -> Any:
             self._nanotf.end_epoch(epoch, logs)
 
         def on_train_end(self, logs: Any = None) -> None:
-            last = self._nanotf.call.last
+            last = self._nanotf.call.progress.last
             if logs is None and last is not None:
                 logs = last.logs  # no epoch was left to run
             super().on_train_end(logs)

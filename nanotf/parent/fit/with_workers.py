@@ -96,7 +96,7 @@ def _run(call: FitCall, where: Where, plan: AnyPlan) -> Any:
             with where.lent(plan) as workers:
                 return call.run(workers)
         except (WorkerDied, WorkerStuck) as error:
-            if call.has_ended:  # the training itself is complete
+            if call.progress.has_ended:  # the training itself is complete
                 logger.warning("After the end of training: %s", error.message)
                 return call.finish([], ())
             call.prepare_restart(error)

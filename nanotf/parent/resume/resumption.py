@@ -174,7 +174,7 @@ def finished(call: Any) -> Any:
     """
     a, model, resumption = call.arguments, call.model, call.resumption
     found = ParentCallbacks(a.callbacks, model, 0, a.epochs, call.data.steps)
-    write_all(call.variables, call.last.values)
+    write_all(call.variables, call.progress.last.values)
     resumption.begin(found.list.callbacks)
     model.stop_training = resumption.stops
     times = timing.Stopwatch(0, None).finish()

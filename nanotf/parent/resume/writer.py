@@ -47,9 +47,9 @@ class CheckpointWriter:
             is_due: False if only SIGTERM makes `fit` write it.
         """
         call = self._call
-        reading = call.data.random_states_of(moment.epoch, call.first[0])
+        reading = call.data.random_states_of(moment.epoch, call.progress.first[0])
         stop = bool(call.model.stop_training)
-        self.taken = self.resumption.capture(moment, stop, call.has_ended, reading)
+        self.taken = self.resumption.capture(moment, stop, call.progress.has_ended, reading)
         self.is_due = is_due
 
     def write(self) -> None:
@@ -66,7 +66,7 @@ class CheckpointWriter:
                 if self.sigterm.heard:
                     logger.warning("SIGTERM: %s holds all steps so far.", self.taken.path)
         self.taken, self.is_due = None, False
-        if self._call.has_ended:
+        if self._call.progress.has_ended:
             self.sigterm.holds = False  # there is nothing else to write
         if self.sigterm.heard:
             self.sigterm.deliver()
