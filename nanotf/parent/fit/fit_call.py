@@ -55,7 +55,7 @@ class FitProgress:
 
 @dataclasses.dataclass
 class SentOrder:
-    """What this process knows of the workers that run the present order."""
+    """The state of the workers that run the present order, as this process knows it."""
 
     turn: int = 0  # of the state that they stored last
     loaded: int = 0  # the turn that the user's model holds
