@@ -150,9 +150,10 @@ class Region:
                 "sum", or None for a value that is equal on all workers.
         """
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-            is_ragged = isinstance(leaf, tf.RaggedTensor)
-            whole = self._join_ragged(leaf) if is_ragged else self._join_sparse(leaf)
-            whole._nanotf_rows = rows.Rows(self.division, leaf)
+            per_row = factor if isinstance(factor, int) else 1
+            join = self._join_ragged if isinstance(leaf, tf.RaggedTensor) else self._join_sparse
+            whole = join(leaf, per_row)
+            whole._nanotf_rows = rows.Rows(self.division, leaf, per_row)
             return whole
         if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
             return leaf
@@ -166,7 +167,7 @@ class Region:
         whole = self.division.join(leaf, factor)
         mask = keras_layers.mask_of(leaf)
         if mask is not None:
-            keras_layers.set_mask(whole, self.division.join(mask))
+            keras_layers.set_mask(whole, self.division.join(mask, factor))
         return whole
 
     def _join_along(self, own: Any, axis: int) -> Any:
@@ -174,16 +175,16 @@ class Region:
         first = [axis, *(other for other in range(own.shape.rank) if other != axis)]
         return tf.transpose(self.division.join(tf.transpose(own, first)), np.argsort(first))
 
-    def _join_ragged(self, own: Any) -> Any:
-        lengths = self.division.gathered(own.row_lengths())
+    def _join_ragged(self, own: Any, factor: int) -> Any:
+        lengths = self.division.gathered(own.row_lengths(), factor)
         return tf.RaggedTensor.from_row_lengths(self._join_any(own.values), lengths)
 
-    def _join_sparse(self, own: Any) -> Any:
+    def _join_sparse(self, own: Any, factor: int) -> Any:
         division, shape = self.division, own.dense_shape
         first = tf.tensor_scatter_nd_update(
-            tf.zeros_like(shape), [[0]], [tf.cast(division.start, tf.int64)]
+            tf.zeros_like(shape), [[0]], [factor * tf.cast(division.start, tf.int64)]
         )
-        shape = tf.tensor_scatter_nd_update(shape, [[0]], [tf.cast(division.n, tf.int64)])
+        shape = tf.tensor_scatter_nd_update(shape, [[0]], [factor * tf.cast(division.n, tf.int64)])
         indices = self._join_any(own.indices + first)
         return tf.SparseTensor(indices, self._join_any(own.values), shape)
 

@@ -200,11 +200,12 @@ class Division:
             whole = self.gathered(own, factor)
             return whole, lambda d: self.cut(dense(d), factor)
 
-        whole = join(own) if own.dtype.is_floating or own.dtype.is_complex else self.gathered(own)
+        has_gradient = own.dtype.is_floating or own.dtype.is_complex
+        whole = join(own) if has_gradient else self.gathered(own, factor)
         whole._nanotf_rows = Rows(self, own, factor)
         return whole
 
-    def gathered(self, own: Any, factor: int = 1) -> Any:
+    def gathered(self, own: Any, factor: int) -> Any:
         """Does `join` without a gradient, for tensors of any dtype."""
         counted = own if self.is_full else own[: factor * self.count]
         whole = self.exchange.gather_rows(counted, if_read=True)

@@ -44,6 +44,52 @@ def _given(source: str, rows: int, batch_size: int, targets: bool) -> tuple[Any,
     return (batches(),), {}
 
 
+class Halves(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Two rows of integers, booleans and texts for each row, and a mask of them."""
+
+    def call(self, x: Any) -> Any:
+        halves = tf.reshape(tf.cast(tf.round(10 * x), tf.int32), (-1, 2))
+        return halves, halves > 0, tf.strings.as_string(halves), tf.RaggedTensor.from_tensor(halves)
+
+
+class OfHalves(tf.keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.halves = tf.keras.layers.Dense(4), Halves()
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            dense = self.dense(x)
+            integers, positive, texts, ragged = self.halves(dense)
+            found = tf.strings.to_number(texts, tf.float32) + tf.cast(positive, tf.float32)
+            found += tf.cast(integers + ragged.to_tensor(), tf.float32)
+            loss = tf.reduce_mean((0.01 * tf.reshape(found, (-1, 4)) + dense - y) ** 2)
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss, "rows": tf.shape(integers)[0], "ragged": ragged.nrows()}
+
+
+@pytest.mark.parametrize("rows", [32, 37, 33])
+def test_several_rows_for_each_row(rows: int) -> None:
+    """They have no gradient, and divide evenly or not; the last batch leaves a worker without."""
+    x = RNG.normal(size=(rows, 6)).astype("float32")
+    y = RNG.normal(size=(rows, 4)).astype("float32")
+    found = []
+    for how in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(1)
+        model = nanotf.accelerate(OfHalves())
+        model.compile(tf.keras.optimizers.SGD(0.1))
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False, **how)
+        found.append((history.history, model.get_weights()))
+    (alone, weights), (shared, ours) = found
+    assert alone["rows"] == shared["rows"] == alone["ragged"] == shared["ragged"]
+    np.testing.assert_allclose(shared["loss"], alone["loss"], rtol=1e-4)
+    for mine, theirs in zip(ours, weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 def _check(order: str, source: str, numbers: list[int]) -> None:
     if order == "falling":
         numbers = numbers[::-1]
