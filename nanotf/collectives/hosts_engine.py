@@ -279,7 +279,7 @@ class _HostsCall:
         place = (self._key, self._number, step)
         data = self._peers.take(host, place, self._signature, self._text)
         if data.size == 0:
-            return np.empty((0, *shape[1:]), dtype)
+            return np.empty([max(0, length) for length in shape], dtype)  # -1: of any length
         array: Array = data.view(dtype).reshape(shape)
         return array
 

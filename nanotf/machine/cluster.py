@@ -328,7 +328,16 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
 
 def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
     """Returns the number in the first of these variables that is set."""
-    return next((int(environ[name]) for name in names if name in environ), default)
+    name = next((name for name in names if name in environ), None)
+    if name is None:
+        return default
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise InvalidArgumentError(
+            f"{name} must be a number, of processes or of one among them. Received: "
+            f"{name}={environ[name]!r}. Correct or unset it."
+        ) from None
 
 
 def _ask_mpi(size: int) -> tuple[list[str], int]:

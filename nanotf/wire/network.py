@@ -22,7 +22,8 @@ from multiprocessing import ProcessError
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.wire.channel import NO_DESCRIPTORS, Channel
+from nanotf.wire.channel import NO_DESCRIPTORS, Channel, ChannelClosed
+from nanotf.wire.messages import Message
 
 HANDSHAKE_SECONDS = 10.0  # for all that a peer says before it is let in
 GUESTS = 64  # that have not said who they are
@@ -228,6 +229,9 @@ class Gate:
             return
         guest = _Guest(sock, address, time.monotonic() + HANDSHAKE_SECONDS)
         with self._lock:
+            if self._closed:  # since the connection was accepted
+                sock.close()
+                return
             self._make_room(GUESTS - 1)
             self._guests.append(guest)
         thread = threading.Thread(
@@ -306,6 +310,27 @@ def _watch(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+
+
+def introduce(host: str, port: int, secret: bytes, deadline: float, message: Message) -> int:
+    """Connects to another host as `connect` does, and sends it a first message.
+
+    Returns:
+        The descriptor of the connection; the caller owns it.
+
+    Raises:
+        Unreachable, WrongSecret: As `connect`.
+    """
+    while True:
+        channel = connect(host, port, secret, deadline)
+        try:
+            channel.send(message)
+            return hand_over(channel)
+        except ChannelClosed as error:  # it had no room for another connection, or has ended
+            channel.close()
+            if time.monotonic() + RETRY_SECONDS > deadline:
+                raise Unreachable(str(error)) from error
+        time.sleep(RETRY_SECONDS)
 
 
 def hand_over(channel: Channel) -> int:

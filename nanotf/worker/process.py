@@ -84,6 +84,8 @@ def leaving_sigterm_to_parent() -> Iterator[None]:
     Schedulers send it to every process of a job. Only for the main thread.
     """
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    # A handler makes system calls of C code fail with EINTR, unless the kernel restarts them.
+    signal.siginterrupt(signal.SIGTERM, False)
     try:
         yield
     finally:

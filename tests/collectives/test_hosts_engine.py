@@ -135,7 +135,8 @@ def test_gather_broadcast_and_barrier(implementation: str, counts: tuple[int, ..
         gathered = engine.all_gather(rows, KEY)
         engine.barrier(KEY)
         return gathered, [
-            engine.broadcast(np.array([engine.rank, 1.5]), KEY, root) for root in range(size)
+            *(engine.broadcast(np.array([engine.rank, 1.5]), KEY, root) for root in range(size)),
+            engine.broadcast(np.zeros((3, 0)), KEY, size - 1),
         ]
 
     with engines_of(counts, implementation) as engines:
@@ -143,7 +144,9 @@ def test_gather_broadcast_and_barrier(implementation: str, counts: tuple[int, ..
     for gathered, roots in found:
         assert gathered[:, 0].tolist() == [rank for rank in range(size) for _ in range(rank)]
         assert gathered.dtype == np.int16 and gathered.shape[1] == 2
+        *roots, empty = roots
         assert [root.tolist() for root in roots] == [[rank, 1.5] for rank in range(size)]
+        assert empty.shape == (3, 0)
 
 
 def test_keys_in_different_orders(implementation: str) -> None:

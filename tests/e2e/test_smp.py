@@ -295,7 +295,7 @@ def test_script_of_the_original(tmp_path: pathlib.Path) -> None:
 
 
 COPIES = """
-import json, sys
+import json, pathlib, sys
 import numpy as np
 import tensorflow as tf
 from nanotf import smp
@@ -334,6 +334,14 @@ for step in range(5):
     train_step(tf.constant(x[step, rows]), tf.constant(y[step, rows]))
 own = [firsts, [w.tolist() for w in model.get_weights()]]
 found = smp.allgather(own)
+manager = smp.CheckpointManager(
+    tf.train.Checkpoint(model=model), pathlib.Path(sys.argv[0]).with_name("checkpoints")
+)
+paths, kept = [manager.save(), manager.save()], model.get_weights()
+for weight in model.trainable_variables:
+    weight.assign(weight + 1.0)
+assert manager.restore() == paths[-1] != paths[0], paths  # on both ranks
+assert all((now == then).all() for now, then in zip(model.get_weights(), kept))
 if smp.rank() == 0:
     assert found[0] == found[1]  # to the last bit
     print(json.dumps(found[0]))

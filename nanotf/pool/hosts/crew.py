@@ -111,14 +111,14 @@ class HostsCrew:
         for member in self._others:
             deadline = time.monotonic() + network.HANDSHAKE_SECONDS
             try:
-                channel = network.connect(*member.address, self._all.secret, deadline)
+                leader = agent_messages.Leader(self._pool, 0)
+                fd = network.introduce(*member.address, self._all.secret, deadline, leader)
             except (network.Unreachable, network.WrongSecret) as error:
                 raise NanoError(
                     f"The first host must reach the others. Received: host {member.name}, "
                     f"{member.address[0]} port {member.address[1]}: {error}."
                 ) from error
-            channel.send(agent_messages.Leader(self._pool, 0))
-            self._connections.append(network.hand_over(channel))
+            self._connections.append(fd)
 
     def take_connections(self, rank: int) -> list[int]:
         """Returns the descriptors that a worker's setup needs; the caller closes them."""

@@ -88,7 +88,8 @@ class Lending:
                 self._connections.append(accepted(self.pool, host, name, deadline))
                 continue
             try:
-                channel = network.connect(*self._order.addresses[host], secret, deadline)
+                leader = agent_messages.Leader(self.pool, hosts.index)
+                fd = network.introduce(*self._order.addresses[host], secret, deadline, leader)
             except (network.Unreachable, network.WrongSecret) as error:
                 where, port = self._order.addresses[host]
                 raise NanoError(
@@ -96,8 +97,7 @@ class Lending:
                     f"{hosts.names[hosts.index]} does not reach {name}, {where} port {port}: "
                     f"{error}."
                 ) from error
-            channel.send(agent_messages.Leader(self.pool, hosts.index))
-            self._connections.append(network.hand_over(channel))
+            self._connections.append(fd)
 
     def lent(self) -> agent_messages.Lent:
         """Returns the message that describes the workers."""

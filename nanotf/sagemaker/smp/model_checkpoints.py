@@ -42,8 +42,9 @@ class PartitionedCheckpointManager:
         # What is saved: the checkpoint, or the part of it that this process holds.
         train = require_tensorflow().train
         self._saved = train.Checkpoint() if self._is_partial else checkpoint
+        self._folder = str(folder)
         self._manager = train.CheckpointManager(
-            self._saved, str(folder), max_to_keep, checkpoint_name=checkpoint_name
+            self._saved, self._folder, max_to_keep, checkpoint_name=checkpoint_name
         )
 
     def save(self) -> str:
@@ -61,7 +62,15 @@ class PartitionedCheckpointManager:
         # No rank continues before all files are complete.
         if self._is_partial or runtime.dp_size() > 1:
             communication.barrier()
-        return path if runtime.dp_rank() == 0 else str(self._manager.latest_checkpoint)
+        return path if runtime.dp_rank() == 0 else self._paths()[-1]
+
+    def _paths(self) -> list[str]:
+        """Returns the checkpoints in the folder, the oldest first.
+
+        TensorFlow's manager knows those that it has saved, and the first copy of a model saves.
+        """
+        state = require_tensorflow().train.get_checkpoint_state(self._folder)
+        return [] if state is None else list(state.all_model_checkpoint_paths)
 
     def _take_part(self) -> None:
         """Makes `_saved` the part of the checkpoint that this process holds."""
@@ -106,9 +115,8 @@ class PartitionedCheckpointManager:
     def _latest(self) -> str | None:
         """Returns the latest checkpoint that all partitions have."""
         if not self._is_partial:
-            latest: str | None = self._manager.latest_checkpoint
-            return latest
-        own = {pathlib.Path(path).name: path for path in self._manager.checkpoints}
+            return next(reversed(self._paths()), None)
+        own = {pathlib.Path(path).name: path for path in self._paths()}
         others = communication.allgather(list(own), CommGroup.MP_GROUP)
         # A run that was killed in `save` may have saved the last one of some partitions alone.
         common = [name for name in own if all(name in names for names in others)]

@@ -138,6 +138,11 @@ def test_lists_of_slurm() -> None:
         expand_nodes("n[1-")
 
 
+def test_a_rank_that_is_no_number() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"must be a number.*SLURM_LOCALID='x'"):
+        find({**SLURM, "SLURM_LOCALID": "x"})
+
+
 def test_mpi_on_one_host() -> None:
     environ = {
         "OMPI_COMM_WORLD_SIZE": "2",
