@@ -34,6 +34,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Touched when the installation is complete, so that a second call installs nothing.
 STAMP := $(VENV)/.installed
+NATIVE := $(wildcard nanotf/collectives/native/*.cc nanotf/collectives/native/*.h)
 
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' ':!tools/*.py' ':!tools/*.txt' 'scripts/*' '*.sh')
 CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
@@ -42,8 +43,13 @@ DOCKERFILES = $(shell git ls-files -co --exclude-standard -- '*Dockerfile')
 .PHONY: demo test test-all test-fast lint docs format dist clean venv
 .DELETE_ON_ERROR:
 
-demo: $(STAMP)
-	$(BIN)/python examples/digits.py
+# In an environment of its own, which has TensorFlow and what the example imports.
+demo: .venv-demo/.installed
+	PYTHONPATH='$(CURDIR)' .venv-demo/bin/python examples/digits.py
+.venv-demo/.installed: pyproject.toml tools/make-venv $(NATIVE)
+	tools/make-venv $(@D) '$(NEWEST_TF)' $(PYTHON) examples
+	PYTHONPATH='$(CURDIR)' $(@D)/bin/python -m nanotf.collectives.build
+	touch $@
 
 # TensorFlow 2.14 and 2.15 have one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # Importing TensorFlow fixes the generation, hence a run for each. No run keeps two cores busy, so
@@ -133,7 +139,7 @@ dist:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml tools/make-venv $(wildcard setup.py nanotf/collectives/native/*.cc nanotf/collectives/native/*.h)
+$(STAMP): pyproject.toml tools/make-venv $(wildcard setup.py) $(NATIVE)
 	tools/make-venv $(VENV) '$(or $(TF),$(NEWEST_TF))' $(PYTHON)
 	touch $@
 

@@ -33,7 +33,7 @@ class Silence:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._first = seconds + MARGIN_SECONDS
+        self._seconds, self._first = seconds, seconds + MARGIN_SECONDS
         self._heard: dict[int, float] = {}  # by rank, the time of its last progress
         self._after: dict[int, float] = {}  # by rank, the silence after which to report (again)
 
@@ -61,7 +61,9 @@ class Silence:
         silent = {rank: now - heard for rank, heard in self._heard.items()}
         if all(seconds <= self._after[rank] for rank, seconds in silent.items()):
             return [], 0.0
-        late = [rank for rank, seconds in silent.items() if seconds > self._first]
+        # All that are over the limit, not only those that are over the margin as well: ranks that
+        # stop together are heard of at different moments, and one report names all.
+        late = [rank for rank, seconds in silent.items() if seconds > self._seconds]
         for rank in late:
             self._after[rank] = 2 * silent[rank]
         return late, max(silent.values())

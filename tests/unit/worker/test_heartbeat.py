@@ -31,7 +31,15 @@ def test_only_workers_without_progress_are_named() -> None:
     assert silence.check((), 410.0) == ([], 0.0), "rank 2 was waiting for the parent"
 
 
-def test_a_new_job_starts_the_clock_again() -> None:
+def test_workers_that_stop_together_are_named_together() -> None:
+    silence = Silence(100.0)
+    silence.begin(range(3), 0.0)
+    silence.heard(1, MARGIN_SECONDS / 2)
+    silence.heard(2, 3 * MARGIN_SECONDS)
+    assert silence.check((), 100.5 + MARGIN_SECONDS)[0] == [0, 1]
+
+
+def test_a_new_order_starts_the_clock_again() -> None:
     silence = Silence(100.0)
     silence.begin(range(2), 0.0)
     assert silence.check((), 1000.0)[0] == [0, 1]
