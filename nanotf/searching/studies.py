@@ -13,6 +13,7 @@ its trial has ended, and before the result has arrived, the item needs no other 
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import platform
 import tempfile
@@ -20,15 +21,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.machine import process_identity
 from nanotf.searching.requirement import require_optuna
 from nanotf.searching.sampling import RETRY_OF, number_of, seed_of
 from nanotf.wire import files
 
 # Attributes of trials.
-PROCESS = "nanotf_process"  # [host, process id, its start in seconds since the epoch]
+PROCESS = "nanotf_process"  # [host, process id, its start as in `process_identity.start_of`]
 ERROR = "nanotf_error"  # text; the trial has ended without a value, and is not tried again
 ITEM = "nanotf_item"  # text, the item of `nanotf.imap` that runs the trial
 SUGGESTED = "nanotf_suggested"  # True once all of its parameters are drawn
@@ -216,23 +217,15 @@ def _counts(trial: Any) -> bool:
 
 def this_process() -> list[Any]:
     """Returns the value of `PROCESS` for trials of this process."""
-    process = psutil.Process()
-    return [platform.node(), process.pid, process.create_time()]
+    return [platform.node(), os.getpid(), process_identity.start_of(os.getpid())]
 
 
 def _is_dead(process: Any) -> bool:
     """Returns True if a process of this host has ended; False for those of other hosts."""
     if process is None:
         return False  # not a trial of nanotf
-    host, pid, began = process
-    if host != platform.node():
-        return False
-    try:
-        found = psutil.Process(pid)
-        # The kernel gives ids of ended processes to new ones, which began at another time.
-        return bool(found.create_time() != began or found.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+    host, pid, start = process
+    return bool(host == platform.node() and process_identity.start_of(pid) != start)
 
 
 def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:

@@ -28,9 +28,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-import psutil
-
 from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.machine import process_identity
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -118,7 +117,9 @@ class Owner:
     @classmethod
     def this_process(cls, *, is_supervisor: bool = False) -> Owner:
         """Returns this process."""
-        return cls(os.getpid(), _start_of(os.getpid()), platform.node(), is_supervisor)
+        start = process_identity.start_of(os.getpid())
+        assert start is not None
+        return cls(os.getpid(), start, platform.node(), is_supervisor)
 
     @property
     def is_here(self) -> bool:
@@ -127,28 +128,7 @@ class Owner:
 
     def is_alive(self) -> bool:
         """Returns False if the process has ended. True on another machine, where none can tell."""
-        if not self.is_here:
-            return True
-        try:
-            return _start_of(self.pid) == self.start
-        except psutil.NoSuchProcess:
-            return False
-
-
-def _start_of(pid: int) -> str:
-    """Returns what tells a living process from others with its pid. Raises `NoSuchProcess`."""
-    process = psutil.Process(pid)
-    if process.status() == psutil.STATUS_ZOMBIE:
-        raise psutil.NoSuchProcess(pid)
-    if psutil.LINUX:  # exact, and steady when the clock is set, unlike create_time()
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        try:  # it may have ended since
-            status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            raise psutil.NoSuchProcess(pid) from None
-        # The name, in parentheses, may hold anything. Field 22 is the start in clock ticks.
-        return f"{boot}:{status.rpartition(')')[2].split()[19]}"
-    return f"{process.create_time():.2f}"
+        return not self.is_here or process_identity.start_of(self.pid) == self.start
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 import optuna
-import psutil
 import pytest
 
 from nanotf.errors import InvalidArgumentError, UnavailableError
+from nanotf.machine import process_identity
 from nanotf.searching import auto_parallel, requirement, studies
 from nanotf.searching.sampling import SeededSampler, default_sampler
 
@@ -179,7 +179,7 @@ def test_one_search_at_a_time(where: str) -> None:
     study = optuna.create_study(study_name="a")
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
-        began = psutil.Process(other.pid).create_time()
+        began = process_identity.start_of(other.pid)
         host = "another" if where == "elsewhere" else platform.node()
         study.set_user_attr(studies.SEARCH, [host, other.pid, began])
         if where == "here":

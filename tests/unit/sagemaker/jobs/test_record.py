@@ -14,6 +14,7 @@ import pytest
 
 from nanotf.cli import main
 from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.machine import process_identity
 from nanotf.sagemaker.jobs import record
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
@@ -31,7 +32,9 @@ def _job(folder: pathlib.Path, owner: Owner, status: str = record.IN_PROGRESS) -
 
 def _ended_owner() -> Owner:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(child.pid, record._start_of(child.pid), record.Owner.this_process().node)
+    owner = Owner(
+        child.pid, str(process_identity.start_of(child.pid)), record.Owner.this_process().node
+    )
     assert owner.is_alive()
     child.communicate()
     return owner
