@@ -1,8 +1,9 @@
 """`num_processes="auto"`: chooses the number of processes that trains a model fastest.
 
-    choose                    measured before? then no trial
-      timed_fits.tried        measures the numbers of `candidates` while there is time
-      decide                  the fastest number for this call's number of steps
+    choose | choice_of_settings.choose     a `Question`
+      answer                    measured before? then no trial
+        timed_fits.tried        measures the numbers of `candidates` while there is time
+        decide                  the fastest number for this call's number of steps
 
 A decision needs times of one process and of at least one number of workers; fewer times are not
 remembered.
@@ -15,14 +16,14 @@ import dataclasses
 import datetime
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
 from nanotf.parent.auto import candidates, choice_cache, step_key, timed_fits
-from nanotf.parent.auto.timed_fits import Measured
+from nanotf.parent.auto.timed_fits import Measured, TimedFit
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.where import Where
 from nanotf.pool import warm
@@ -48,52 +49,119 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     return best if found[best] < WORTH * found[1] else 1
 
 
-def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
-    """Returns the number of processes for a `fit(num_processes="auto")`.
+class Question(Protocol):
+    """A choice among candidates, which measurements make."""
+
+    size: int  # workers of the trial
+    otherwise: Any  # the choice without a trial
+
+    def key(self, trial: TimedFit) -> str:
+        """Returns a hash of everything that decides what is measured."""
+
+    def measure(self, trial: TimedFit, known: list[Measured]) -> list[Measured]:
+        """Returns the known measurements if they suffice, else others, with those kept."""
+
+    def decide(self, measured: Sequence[Measured]) -> Any:
+        """Returns the choice."""
+
+    def without_trial(self, why: str) -> str:
+        """Returns the line for a choice without a trial."""
+
+    def with_trial(self, measured: Sequence[Measured], chosen: Any, date: str | None) -> str:
+        """Returns the lines for a choice; `date` is that of measurements of an earlier call."""
+
+
+def answer(question: Question, model: Any, given: Mapping[str, Any]) -> Any:
+    """Returns what measurements choose: those of an earlier call, or new ones, which are kept.
 
     Args:
         model: a compiled Keras model.
         given: the arguments of Keras's `fit` that were given.
-        where: the place of workers; their number does not matter.
 
     Raises:
         NanoError: An argument cannot be used.
         Exception: What Keras raises for the arguments.
     """
-    if where.plan("fit") is None:
-        return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
-    plans = candidates.candidates(where.cores_per_process, where.cores)
-    if len(plans) < 2:
-        return _say(given, "one process is all that the usable cores allow.", 1)
     why_not = timed_fits.why_no_trial(given.get("x"))
     if why_not:
-        return _say(given, f"no trial, 1 process: {why_not}", 1)
+        say_choice(given, question.without_trial(why_not))
+        return question.otherwise
     with timed_fits.unchanged(model):
         try:
-            trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), 1)
+            shortened = timed_fits.shortened(FitArguments.of(given))
+            trial = TimedFit(model, shortened, question.size)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
-            return _say(given, f"no trial, 1 process: {error}", 1)
-        steps = _steps_of_call(trial, FitArguments.of(given))
-        transport = where.transport
-        key = key_of(trial, plans, transport)
-        entry = choice_cache.entries().get(key, {"measured": []})
-        known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
-        budget = timed_fits.Budget(steps)
-        # A trial that was too slow for a short call is tried again for a long one.
-        known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
-        known = {number: m for number, m in known.items() if number in plans}
-        if len(known) == len(plans):
-            chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
-            notes = _notes(known.values())
-            return _say(given, f"{chosen}, as measured on {entry['date']}.{notes}", chosen)
-        measured = timed_fits.tried(trial, plans, transport, budget, known)
+            say_choice(given, question.without_trial(str(error)))
+            return question.otherwise
+        key = question.key(trial)
+        entry = choice_cache.entries().get(key)
+        known = [] if entry is None else [Measured(**m) for m in entry["measured"]]
+        measured = question.measure(trial, known)
+    date = entry["date"] if entry is not None and measured is known else None
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
-    if choice_cache.decides(found):
-        date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        choice_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
-    chosen = decide(measured, steps)
-    _say(given, _table(measured, steps, chosen, budget.spent()), chosen)
+    if date is None and choice_cache.decides(found):
+        now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        choice_cache.remember(key, {"measured": found, "date": now, "model": str(model.name)})
+    chosen = question.decide(measured)
+    say_choice(given, question.with_trial(measured, chosen, date))
     return chosen
+
+
+def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
+    """Returns the number of processes for a `fit(num_processes="auto")`; arguments as `answer`.
+
+    Args:
+        where: the place of workers; their number does not matter.
+    """
+    if where.plan("fit") is None:
+        say_choice(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.")
+        return 1
+    plans = candidates.candidates(where.cores_per_process, where.cores)
+    if len(plans) < 2:
+        say_choice(given, "one process is all that the usable cores allow.")
+        return 1
+    return int(answer(_Numbers(FitArguments.of(given), plans, where.transport), model, given))
+
+
+class _Numbers:
+    """The numbers of processes among which "auto" chooses."""
+
+    size = otherwise = 1
+
+    def __init__(
+        self, arguments: FitArguments, plans: Mapping[int, topology.Plan], transport: str
+    ) -> None:
+        self._arguments, self._plans, self._transport = arguments, plans, transport
+
+    def key(self, trial: TimedFit) -> str:
+        return key_of(trial, self._plans, self._transport)
+
+    def measure(self, trial: TimedFit, known: list[Measured]) -> list[Measured]:
+        self._steps = _steps_of_call(trial, self._arguments)
+        self._budget = budget = timed_fits.Budget(self._steps)
+        by_number = {m.num_processes: m for m in known}
+        usable = {
+            number: m
+            for number, m in by_number.items()
+            if number in self._plans and not budget.is_worth_more(m, by_number)
+        }
+        self._are_known = len(usable) == len(self._plans)
+        if self._are_known:
+            return known
+        return timed_fits.tried(trial, self._plans, self._transport, budget, usable)
+
+    def decide(self, measured: Sequence[Measured]) -> int:
+        if self._are_known:  # a trial would have ended the warm pool
+            measured = _with_warm_pool(measured, self._plans, self._transport)
+        return decide(measured, self._steps)
+
+    def without_trial(self, why: str) -> str:
+        return f"no trial, 1 process: {why}"
+
+    def with_trial(self, measured: Sequence[Measured], chosen: int, date: str | None) -> str:
+        if date is not None:
+            return f"{chosen}, as measured on {date}.{_notes(measured)}"
+        return _table(measured, self._steps, chosen, self._budget.spent())
 
 
 def _with_warm_pool(
@@ -118,11 +186,6 @@ def say_choice(given: Mapping[str, Any], text: str) -> None:
         logger.info('num_processes="auto": %s', text)
     else:
         say(f'num_processes="auto": {text}')
-
-
-def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
-    say_choice(given, text)
-    return chosen
 
 
 def _notes(measured: Iterable[Measured]) -> str:
@@ -156,12 +219,12 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
 
 
 # ---------------------------------------------------------------------------------- the call
-def _steps_of_call(trial: timed_fits.TimedFit, arguments: FitArguments) -> int | None:
+def _steps_of_call(trial: TimedFit, arguments: FitArguments) -> int | None:
     each = arguments.steps_per_epoch or trial.data.steps
     return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
 
 
-def key_of(trial: timed_fits.TimedFit, plans: Mapping[int, topology.Plan], transport: str) -> str:
+def key_of(trial: TimedFit, plans: Mapping[int, topology.Plan], transport: str) -> str:
     """Returns a hash of everything that decides the times: model, cores, versions and more."""
     tf = require_tensorflow()
     train = trial.data.train

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_build
 from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
-from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent.auto import candidates, choice, choice_cache, step_key, timed_fits
+from nanotf.parent.auto import candidates, choice, step_key, timed_fits
 from nanotf.parent.auto.timed_fits import Measured
-from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.where import Where
 from nanotf.pool import warm
 
@@ -122,28 +119,38 @@ def choose(
         Exception: What Keras raises for the arguments.
     """
     plan = candidates.candidates(where.cores_per_process, where.cores)[number]
-    why_not = timed_fits.why_no_trial(given.get("x"))
-    if why_not:
-        return _say(given, f"no trial: {why_not}", ())
-    transport = where.transport
-    with timed_fits.unchanged(model):
-        try:
-            trial = timed_fits.TimedFit(model, timed_fits.shortened(FitArguments.of(given)), number)
-        except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
-            return _say(given, f"no trial: {error}", ())
-        key = step_key.digest_of(choice.key_of(trial, {number: plan}, transport), tuple(tune))
-        entry = choice_cache.entries().get(key)
-        if entry is None:
-            measured = _tried(trial, tune, number, plan, transport)
-        else:
-            measured = [Measured(**m) for m in entry["measured"]]
-    chosen = _decide(model, tune, measured)
-    if entry is None:
-        found = [dataclasses.asdict(m) for m in measured if m.step is not None]
-        if choice_cache.decides(found):
-            date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-            choice_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
-    return _say(given, _text(model, chosen, measured, entry), chosen)
+    chosen = choice.answer(_Settings(model, tune, number, plan, where.transport), model, given)
+    return tuple(chosen)
+
+
+class _Settings:
+    """The settings of `tune`, each on top of what has proved faster."""
+
+    otherwise = ()
+
+    def __init__(
+        self, model: Any, tune: Sequence[str], size: int, plan: topology.Plan, transport: str
+    ) -> None:
+        self._model, self._tune, self.size = model, tune, size
+        self._plan, self._transport = plan, transport
+
+    def key(self, trial: timed_fits.TimedFit) -> str:
+        whole = choice.key_of(trial, {self.size: self._plan}, self._transport)
+        return step_key.digest_of(whole, tuple(self._tune))
+
+    def measure(self, trial: timed_fits.TimedFit, known: list[Measured]) -> list[Measured]:
+        return known or _tried(trial, self._tune, self.size, self._plan, self._transport)
+
+    def decide(self, measured: Sequence[Measured]) -> tuple[str, ...]:
+        return _decide(self._model, self._tune, measured)
+
+    def without_trial(self, why: str) -> str:
+        return f"tune: no trial: {why}"
+
+    def with_trial(
+        self, measured: Sequence[Measured], chosen: Sequence[str], date: str | None
+    ) -> str:
+        return f"tune: {_text(self._model, chosen, measured, date)}"
 
 
 def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tuple[str, ...]:
@@ -205,17 +212,12 @@ def _text(
     model: Any,
     chosen: Sequence[str],
     measured: Sequence[Measured],
-    entry: Mapping[str, Any] | None,
+    date: str | None,
 ) -> str:
-    when = "measured" if entry is None else f"as measured on {entry['date']}"
+    when = "measured" if date is None else f"as measured on {date}"
     each = [
         f"{m.setting or 'the model as it is'} "
         + (m.note if m.step is None else f"{1000 * m.step:.2f}")
         for m in measured
     ]
     return f"{_label(model, chosen) or 'none'}, {when} in ms per step: {'; '.join(each)}."
-
-
-def _say(given: Mapping[str, Any], text: str, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    choice.say_choice(given, f"tune: {text}")
-    return chosen
