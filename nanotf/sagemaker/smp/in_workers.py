@@ -1,7 +1,7 @@
 """A model in partitions for a plain script: `fit` in worker processes, the model here.
 
     WorkersModel._call      the model, its compile arguments, the optimizer's state, the data
-      joint_run.together      ... to N workers, the ranks
+      joint_items.together    ... to N workers, the ranks, with the ends of a mailbox
         run_rank                a `KerasModel` there: cut, compile, fit
       WorkersModel._take      each rank returns what it holds: variables, slots
 
@@ -30,11 +30,14 @@ from nanotf.errors import (
     WorkerDied,
 )
 from nanotf.machine import topology
+from nanotf.parent.map import joint_items
 from nanotf.parent.resume.callback_states import attributes_of
+from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
-from nanotf.sagemaker.smp import joint_run, keras_checks, rank_groups, runtime, step_report
+from nanotf.sagemaker.smp import keras_checks, rank_groups, runtime, step_report
 from nanotf.sagemaker.smp.from_keras import KerasModel, file_call
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
+from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
 from nanotf.sagemaker.smp.step_model import SAVE_PATH
 from nanotf.shipping.objects import pickling
 from nanotf.shipping.objects.identities import data_classes
@@ -175,12 +178,18 @@ class WorkersModel:
             "chance": Chance.capture(),
         }
         call = f"{method}(num_processes={size})"
+        owner = MailboxOwner(size, stall_seconds())
         try:
-            ended: Sequence[RankResult] = joint_run.together(run_rank, labels, shared, call)
+            with supervised(owner):
+                ended: Sequence[RankResult] = joint_items.together(
+                    run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call
+                )
         except WorkerDied as error:
             if error.index is not None:
                 error.partition = self._place(error.index, size).mp_rank
             raise
+        finally:
+            owner.close()
         return self._take(method, ended, _callbacks(given))
 
     def _place(self, rank: int, size: int) -> rank_groups.Place:
