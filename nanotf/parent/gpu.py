@@ -108,7 +108,7 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
                 "on_epoch_end",
                 "on_train_end",
                 *callbacks.asks,
-            )
+            ) or callbacks.needs_state(name, index)
             if with_state:
                 model_copy.copy_state(theirs, ours)
             callbacks.call(name, index, logs)

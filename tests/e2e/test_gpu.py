@@ -14,6 +14,7 @@ pytestmark = pytest.mark.own_pool
 SCRIPT = """
 import json
 import random
+import tempfile
 import numpy as np
 import tensorflow as tf
 
@@ -39,17 +40,36 @@ seen = []
 note = tf.keras.callbacks.LambdaCallback(
     on_epoch_end=lambda epoch, logs: seen.append([epoch, float(ours.get_weights()[0].sum())])
 )
+folder = tempfile.TemporaryDirectory()
+
+
+def saving(name):  # at steps 3 and 6 of 8: the second within an epoch
+    path = f"{folder.name}/{name}.weights.h5"
+    return tf.keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
+
+
 defaults.current = defaults.RunDefault(2)  # as under `nanotf run -n 2`
 one, ours = model(), model()
 common = dict(batch_size=50, epochs=2, shuffle=False)
-expected = one.fit(x, y, **common, verbose=0, num_processes=1).history
+expected = one.fit(
+    x, y, **common, verbose=0, callbacks=[saving("one")], num_processes=1
+).history
 before = random.getstate(), np.random.get_state()[1:3]
-got = ours.fit(x, y, **common, verbose=2, callbacks=[note], num_processes=2).history
+got = ours.fit(
+    x, y, **common, verbose=2, callbacks=[note, saving("ours")], num_processes=2
+).history
 after = random.getstate(), np.random.get_state()[1:3]
 drawn = before[0] != after[0] or (before[1][0] != after[1][0]).any() or before[1][1] != after[1][1]
 loss = ours.evaluate(x, y, verbose=0, num_processes=2)
 assert loss == ours.evaluate(x, y, verbose=0), loss
 assert (ours.predict(x, num_processes=2, verbose=0) == ours.predict(x, verbose=0)).all()
+saved = []
+for name in ("one", "ours"):
+    copy = model()
+    copy.load_weights(f"{folder.name}/{name}.weights.h5")
+    saved.append(copy.get_weights())
+folder.cleanup()
+assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*saved)), saved
 print("RESULT " + json.dumps({
     "expected": expected,
     "got": got,
