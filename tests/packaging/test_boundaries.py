@@ -282,6 +282,23 @@ def test_lists_of_promises_name_tests_that_exist() -> None:
     assert missing == []
 
 
+def test_every_test_does_something() -> None:
+    """One that only defines functions checks nothing."""
+    definitions = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    idle = [
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if all(
+            isinstance(part, definitions)
+            or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            for part in node.body
+        )
+    ]
+    assert idle == []
+
+
 def test_make_test_runs_the_test_of_every_promise() -> None:
     named = set(re.findall(r"(\w+\.py)::(\w+)`", (ROOT / "tests/README.md").read_text()))
     left_out = [

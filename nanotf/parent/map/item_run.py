@@ -12,7 +12,8 @@ import collections
 import dataclasses
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -180,24 +181,30 @@ class ItemRun:
             return
         if isinstance(found, BaseException):
             raise found
-        if isinstance(found, Joined):
-            self._absent.discard(rank)
-        elif isinstance(found, NotStarted):
-            self._give_up(pool, rank, found.error)
-        elif isinstance(found, WorkerGone):
-            self._died(pool, rank, found)
-        elif isinstance(found, messages.Printed):
-            calls.show(found)
-        elif isinstance(found, Delivery):
-            self._results[rank] = found
-        elif isinstance(found, messages.OrderDone):
-            self._end_item(rank, self._succeeded(rank, found))
-        elif isinstance(found, messages.OrderFailed):
-            index = self._running[rank]
-            error = calls.failure_of(pool.workers[rank], found, f"{self._name(index)}: ", index)
-            self._end_item(rank, Outcome(index, error=error))
-        else:
-            assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
+        self._HANDLERS[type(found)](self, pool, rank, found)
+
+    def _on_joined(self, pool: ItemPool, rank: int, event: Any) -> None:
+        self._absent.discard(rank)
+
+    def _on_not_started(self, pool: ItemPool, rank: int, event: Any) -> None:
+        self._give_up(pool, rank, event.error)
+
+    def _on_cancelled(self, pool: ItemPool, rank: int, event: Any) -> None:
+        """Does nothing: `_give_all` stops, if the event is for this call."""
+
+    def _on_printed(self, pool: ItemPool, rank: int, message: Any) -> None:
+        calls.show(message)
+
+    def _on_delivery(self, pool: ItemPool, rank: int, message: Any) -> None:
+        self._results[rank] = message
+
+    def _on_done(self, pool: ItemPool, rank: int, message: Any) -> None:
+        self._end_item(rank, self._succeeded(rank, message))
+
+    def _on_failed(self, pool: ItemPool, rank: int, message: Any) -> None:
+        index = self._running[rank]
+        error = calls.failure_of(pool.workers[rank], message, f"{self._name(index)}: ", index)
+        self._end_item(rank, Outcome(index, error=error))
 
     def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:
         # A result with arrays has come before, in a `Delivery`.
@@ -330,3 +337,15 @@ class ItemRun:
     def _remedy(self) -> str:
         """Returns the end of the text of an error for a lost item."""
         return f" Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
+
+    # By the class of an event of the pool, or of a worker's message.
+    _HANDLERS: ClassVar[Mapping[type, Callable[[ItemRun, ItemPool, int, Any], None]]] = {
+        Joined: _on_joined,
+        NotStarted: _on_not_started,
+        WorkerGone: _died,
+        Cancelled: _on_cancelled,
+        Delivery: _on_delivery,
+        messages.Printed: _on_printed,
+        messages.OrderDone: _on_done,
+        messages.OrderFailed: _on_failed,
+    }
