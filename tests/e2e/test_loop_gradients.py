@@ -228,6 +228,8 @@ def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) 
 
         return train(loops.dataset(47, 16)), model.get_weights()
 
+    _same(run_on, program)
+
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_gradients_of_losses_per_row(run_on: Any, float64: None, graph: bool) -> None:
