@@ -21,6 +21,7 @@ import test_custom_loop as custom_loop
 import test_evaluate as evaluate
 import test_failures as failures
 import test_inputs as inputs
+import test_loop_metrics as loop_metrics
 import test_parity as parity
 import test_predict as predict
 from parity import digits, small_cnn
@@ -51,7 +52,7 @@ CASES = [
         custom_loop.test_follows_one_process,
         {"run_on": functools.partial(nano, transport="grpc", **ON_RAY), "optimizer": "adam"},
     ),
-    (custom_loop.test_metrics_and_validation_steps, {"run_on": functools.partial(nano, **ON_RAY)}),
+    (loop_metrics.test_metrics_and_validation_steps, {"run_on": functools.partial(nano, **ON_RAY)}),
     (failures.test_loss_that_raises_in_a_worker, {}),
 ]
 
