@@ -24,9 +24,9 @@ import test_callbacks as callbacks
 import test_custom_loop as custom_loop
 import test_evaluate as evaluate
 import test_failures as failures
-import test_inputs as inputs
 import test_parity as parity
 import test_predict as predict
+import test_python_data as python_data
 import test_restarts as restarts
 from parity import digits, small_cnn
 from waiting import wait_until
@@ -39,7 +39,7 @@ from nanotf.pool import backends, plans, warm
 ON_RAY = {"num_processes": 2, "backend": "ray"}
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
-    (inputs.test_generator, {"form": "x, y, w"}),
+    (python_data.test_generator, {"form": "x, y, w"}),
     (callbacks.test_callback_that_sets_weights, {}),
     (evaluate.test_two_outputs_with_stateful_metrics, {"return_dict": True}),
     (predict.test_arrays, {}),

@@ -16,14 +16,15 @@ import pytest
 import ray
 import tensorflow as tf
 import test_arguments as arguments
+import test_array_data as array_data
 import test_callbacks as callbacks
 import test_custom_loop as custom_loop
 import test_evaluate as evaluate
 import test_failures as failures
-import test_inputs as inputs
 import test_loop_metrics as loop_metrics
 import test_parity as parity
 import test_predict as predict
+import test_python_data as python_data
 from parity import digits, small_cnn
 from ray.cluster_utils import Cluster
 from ray_one_node import ON_RAY, run_case, shared_memory
@@ -39,8 +40,8 @@ CASES = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
     (parity.test_arrays_float64, {"rows": 3, "batch_size": 1}),
     (parity.test_two_processes_one_process_and_two_again, {}),
-    (inputs.test_generator, {"form": "x, y, w"}),
-    (inputs.test_strings, {"source": "tensor"}),
+    (python_data.test_generator, {"form": "x, y, w"}),
+    (array_data.test_strings, {"source": "tensor"}),
     (arguments.test_moving_statistics_are_the_mean_over_workers, {}),
     (callbacks.test_callback_that_sets_weights, {}),
     (callbacks.test_batch_hooks_see_the_state_and_the_logs_of_all_workers, {}),
