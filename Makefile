@@ -81,8 +81,8 @@ test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-fi
 ALSO :=
 CORNERS := intel 2.15.1 2.16.2
 OLDEST_KERAS_3 := 3.10.*
-CORNER_TESTS := $(addprefix tests/, e2e/test_compat.py e2e/test_parity.py::test_arrays_float64 \
-	e2e/test_custom_loop.py::test_follows_one_process \
+CORNER_TESTS := $(wildcard tests/e2e/test_compat*.py) $(addprefix tests/, \
+	e2e/test_parity.py::test_arrays_float64 e2e/test_custom_loop.py::test_follows_one_process \
 	e2e/test_doctor_here.py::test_two_workers_pass_the_test \
 	scripts/test_init_scripts.py::test_init_exports_the_configuration_and_prints_it)
 .PHONY: test-corners $(CORNERS:%=corner-%)
