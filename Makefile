@@ -71,9 +71,9 @@ legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
 # `make test` selects one case of each test, and no variation of a promise that another test covers;
-# with legacy Keras, 2 tests of each file.
+# with legacy Keras, a test of each file.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
-test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-file 2
+test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-file 1
 
 # A few tests with the oldest TensorFlows that are supported, and with the oldest Keras 3, so that none
 # breaks unseen: all private names, a `fit`, a loop, nanotf-init, doctor. Their environments are small,
@@ -81,8 +81,8 @@ test: LEGACY := -m 'both_generations and not slow and not thorough' --of-each-fi
 ALSO :=
 CORNERS := intel 2.15.1 2.16.2
 OLDEST_KERAS_3 := 3.10.*
-CORNER_TESTS := $(addprefix tests/, e2e/test_compat.py e2e/test_parity.py::test_arrays_float64 \
-	e2e/test_custom_loop.py::test_follows_one_process \
+CORNER_TESTS := $(wildcard tests/e2e/test_compat*.py) $(addprefix tests/, \
+	e2e/test_parity.py::test_arrays_float64 e2e/test_custom_loop.py::test_follows_one_process \
 	e2e/test_doctor_here.py::test_two_workers_pass_the_test \
 	scripts/test_init_scripts.py::test_init_exports_the_configuration_and_prints_it)
 .PHONY: test-corners $(CORNERS:%=corner-%)

@@ -186,7 +186,7 @@ def main() -> int:
         ]
         for line, said in prose(text):
             if said.lstrip().startswith("|") and "compat" in path.parts:
-                continue  # a table of private names, which tests/e2e/test_compat.py looks up
+                continue  # a table of private names, which tests/e2e/test_compat*.py look up
             for name in re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`", said):
                 if names.lack(name):
                     found.append((line, f"`{name}` does not exist"))

@@ -22,8 +22,8 @@ import ray
 import tensorflow as tf
 import test_callbacks as callbacks
 import test_custom_loop as custom_loop
+import test_during_calls as during_calls
 import test_evaluate as evaluate
-import test_failures as failures
 import test_parity as parity
 import test_predict as predict
 import test_python_data as python_data
@@ -47,7 +47,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         custom_loop.test_follows_one_process,
         {"run_on": functools.partial(nano, **ON_RAY), "optimizer": "adam"},
     ),
-    (failures.test_keyboard_interrupt, {}),
+    (during_calls.test_keyboard_interrupt, {}),
     (restarts.test_killed_in_the_middle_of_an_epoch, {"rank": 1}),
 ]
 

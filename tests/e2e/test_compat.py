@@ -1,39 +1,28 @@
 """Checks that every private name of TensorFlow and Keras that nanotf uses is where nanotf looks.
 
-If TensorFlow or Keras moves a name, these tests fail first, and name it.
+If TensorFlow or Keras moves a name, these tests fail first, and name it. The other
+`test_compat_*.py` run what uses these names.
 """
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import functools
-import gc
 import importlib
 import inspect
 import io
-import os
-import pathlib
-import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from compiled_model import _compiled
 
-import nanotf
-from nanotf import errors
 from nanotf.compat import (
     autograph,
     build_facts,
     containers,
     custom_gradients,
-    dataset_graphs,
     distribute,
-    eager_context,
-    functions,
-    graphs,
     keras_callbacks,
     keras_common,
     keras_compiling,
@@ -44,15 +33,11 @@ from nanotf.compat import (
     keras_runs,
     one_replica,
     values,
-    variable_handles,
     versions,
 )
-from nanotf.compat import replacements as replacing
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.replacements import Override
-from nanotf.keras import nano
-from nanotf.machine import installed
 from nanotf.region import overrides
 from nanotf.shipping.objects import heap
 
@@ -178,65 +163,12 @@ def test_eager_reductions_make_no_pool_of_threads(monkeypatch: pytest.MonkeyPatc
     assert made == [1]
 
 
-def test_graph_of_the_function_behind_a_loop() -> None:
-    graphs: list[Any] = []
-
-    @tf.function
-    def function(n: Any) -> Any:
-        graphs.append(tf.compat.v1.get_default_graph())
-
-        def body(i: Any) -> Any:
-            graphs.append(distribute.function_graph())
-            return i + 1
-
-        return tf.while_loop(lambda i: i < n, body, [tf.constant(0)])
-
-    function(tf.constant(3))
-    assert graphs[1:]
-    assert all(graph is graphs[0] for graph in graphs)
-    assert distribute.function_graph() is None
-
-
-def test_seeds_of_operations() -> None:
-    tf.random.set_seed(3)
-    before = eager_context.seeds()
-    assert before is not None
-    assert before[0] == 3
-    drawn = float(tf.random.uniform([]))
-    assert eager_context.seeds() != before
-    eager_context.restore_seeds(before)
-    assert float(tf.random.uniform([])) == drawn
-
-
-def test_seeds_of_keras() -> None:
-    tf.keras.utils.set_random_seed(3)
-
-    def drawn() -> list[float]:
-        if IS_KERAS_3:
-            return [float(tf.keras.random.uniform([])) for _ in range(2)]
-        return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
-
-    drawn()
-    with keras_compiling.kept_random_states():
-        inside = drawn()
-        tf.keras.utils.set_random_seed(4)
-        drawn()
-    assert drawn() == inside
-    assert drawn() != inside
-
-
 def test_rank_can_be_set() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=distribute.empty_cluster()
     )
     distribute.set_rank(strategy.extended, 1, 2)
     assert strategy.num_replicas_in_sync == 2
-
-
-def _compiled() -> Any:
-    model = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.Dropout(0.1)])
-    model.compile("adam", "mse", metrics=["mae"])
-    return model
 
 
 def test_keras_classes() -> None:
@@ -249,50 +181,11 @@ def test_keras_classes() -> None:
     assert keras_optimizers.adam_class() is tf.keras.optimizers.Adam
 
 
-def test_a_class_is_saved_as_another() -> None:
-    registering = tf.keras.utils
-
-    @registering.register_keras_serializable(package="of_test")
-    class Known(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
-        pass
-
-    class Other(Known):
-        pass
-
-    keras_models.save_as(Other, Known)
-    assert registering.get_registered_name(Other) == "of_test>Known"
-    assert registering.get_registered_object("of_test>Known") is Known
-
-
 def test_the_build_reports_its_use_of_onednn() -> None:
     facts = build_facts.build_facts()
     assert facts["tensorflow"] == tf.__version__
     assert facts["keras"].split()[0] == versions.keras_module_name()
     assert type(build_facts.uses_onednn()) is bool
-
-
-OPENMP = installed.find_installed().libiomp5
-
-
-@pytest.mark.skipif(OPENMP is None, reason="TensorFlow's kernels use no OpenMP")
-def test_openmp_has_a_thread_for_each_core_of_a_worker() -> None:
-    def threads_and_cores(rank: int) -> tuple[int, set[int]]:
-        tf.linalg.matmul(tf.ones((500, 500)), tf.ones((500, 500)))
-        threads = [int(path.name) for path in pathlib.Path("/proc/self/task").iterdir()]
-        cores = set[int]().union(*map(os.sched_getaffinity, threads))
-        return ctypes.CDLL(OPENMP).omp_get_max_threads(), cores
-
-    (threads, mine), (others, theirs) = nanotf.map(threads_and_cores, range(2), num_processes=2)
-    assert (threads, others) == (len(mine), len(theirs))
-    assert not mine & theirs, "no thread leaves its worker's cores"
-
-
-def test_global_policy_can_be_restored() -> None:
-    before = generation().global_policy()
-    tf.keras.mixed_precision.set_global_policy("float64")
-    assert generation().global_policy().name == "float64"
-    tf.keras.mixed_precision.set_global_policy(before)
-    assert generation().global_policy() is before
 
 
 def test_compile_state() -> None:
@@ -307,35 +200,6 @@ def test_compile_state() -> None:
 def test_layers_of_a_model_in_order() -> None:
     layers = list(_compiled()._flatten_layers(include_self=False))
     assert [type(layer).__name__ for layer in layers if layer.weights] == ["Dense"]
-
-
-OPTIMIZERS = ["SGD", "Adam"]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_variables(name: str) -> None:
-    model = _compiled()
-    model.compile(getattr(tf.keras.optimizers, name)(0.01), "mse")
-    keras_optimizers.build_optimizer(model)
-    found = keras_optimizers.optimizer_variables(model.optimizer)
-    assert all(isinstance(variable, tf.Variable) for variable in found)
-    slots = {"SGD": (0, 1, 2), "Adam": (2,)}[name]  # of each trainable variable
-    extra = len(found) - 2  # the step count and the learning rate
-    assert extra in {s * len(model.trainable_variables) for s in slots}
-
-
-@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2 alone has tf.keras.optimizers.legacy")
-def test_legacy_optimizer_variables() -> None:
-    model = _compiled()
-    model.compile(tf.keras.optimizers.legacy.Adam(0.01), "mse")
-    keras_optimizers.build_optimizer(model)
-    assert len(keras_optimizers.optimizer_variables(model.optimizer)) >= 5
-
-
-def test_model_variables_are_tensorflows() -> None:
-    model = _compiled()
-    model.build((None, 3))
-    assert all(isinstance(v, tf.Variable) for v in generation().model_variables(model))
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
@@ -354,16 +218,6 @@ def test_keras_3_names_of_a_trained_model() -> None:
     assert keras_metrics.metric_variables(model)
     assert isinstance(model._compile_loss.metrics, list)
     assert model.optimizer.use_ema is False
-
-
-def test_metrics_exist_before_the_first_step() -> None:
-    model = _compiled()
-    before = len(keras_metrics.metric_variables(model))
-    keras_optimizers.build_for_training(
-        model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2], tf.float32))
-    )
-    assert len(keras_metrics.metric_variables(model)) > before
-    model.fit(tf.zeros([4, 3]), tf.zeros([4, 2]), verbose=0)
 
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
@@ -448,16 +302,6 @@ def test_compile_checks() -> None:
         generation().check_compiled(tf.keras.Sequential([L.Dense(1)]), "evaluate")
 
 
-def test_pipelines_as_graphs() -> None:
-    dataset = tf.data.Dataset.range(5).map(lambda n: n * 2).batch(2)
-    again = dataset_graphs.from_graph(dataset_graphs.to_graph(dataset), dataset.element_spec)
-    assert [b.tolist() for b in again.as_numpy_iterator()] == [[0, 2], [4, 6], [8]]
-    random = tf.data.Dataset.range(3).map(lambda n: tf.random.uniform([], seed=4))
-    with pytest.raises(tf.errors.OpError):
-        dataset_graphs.to_graph(random)
-    assert dataset_graphs.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
-
-
 def test_names_of_evaluate_and_predict() -> None:
     trainer = keras_common.source_module(
         "backend.tensorflow.trainer" if IS_KERAS_3 else "engine.training"
@@ -493,138 +337,6 @@ def test_names_of_embedding_and_adam() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         mirrored = tf.Variable(1.0)
     assert callable(mirrored._get)
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_a_variable_with_its_own_handle(graph: bool) -> None:
-    """A variable's copy of its handle names the same memory, but has a separate gradient."""
-    variable = tf.Variable([1.0, 2.0])
-
-    def compute() -> Any:
-        before = variable_handles.handle_of(variable)
-        with tf.GradientTape() as tape:
-            variable_handles.note_use([variable])
-            copy = tf.identity_n([before])[0]
-            variable_handles.name_same(copy, before)
-            variable_handles.set_handle(variable, copy)
-            try:
-                with variable_handles.watching() as used:
-                    loss = tf.reduce_sum(variable * tf.gather(variable, [0, 1]))
-                assert [v is variable for v in used()] == [True]
-                variable.assign_add([1.0, 1.0])
-                after = tf.reduce_sum(variable)
-            finally:
-                variable_handles.set_handle(variable, before)
-        return loss, after, tf.convert_to_tensor(tape.gradient(loss, variable))
-
-    loss, after, gradient = (tf.function(compute) if graph else compute)()
-    assert (float(loss), float(after)) == (5.0, 5.0)
-    assert gradient.numpy().tolist() == [2.0, 4.0]
-    assert variable_handles.handle_of(variable) is not None
-
-
-def test_options_of_functions() -> None:
-    assert functions.options_of(tf.function(abs)) == {}
-    given = {"input_signature": (tf.TensorSpec([None], tf.float32),), "autograph": False}
-    found = functions.options_of(tf.function(tf.abs, reduce_retracing=True, **given))
-    assert found["autograph"] is False
-    assert found["reduce_retracing"] is True
-    assert tf.nest.flatten(found["input_signature"])[0].shape.rank == 1
-
-
-def test_work_of_operations() -> None:
-    @tf.function
-    def product(a: Any, b: Any) -> Any:
-        return tf.matmul(a, b)
-
-    known, rows = tf.TensorSpec([4, 8]), tf.TensorSpec([None, 4])
-    found = graphs.float_operations(
-        product.get_concrete_function(known, tf.TensorSpec([8, 4])).graph
-    )
-    assert found["MatMul"] == 2 * 4 * 8 * 4
-    found = graphs.float_operations(product.get_concrete_function(rows, known).graph)
-    assert "MatMul" not in found
-
-
-def test_graphs_that_are_cut() -> None:
-    variable = graphs.uninitialized_variable(tf.TensorSpec([2], tf.float32), {"trainable": True})
-    initialized = tf.raw_ops.VarIsInitializedOp
-    assert isinstance(variable, tf.Variable) and not initialized(resource=variable.handle)
-    for value in ([1.0, 2.0], [3.0, 4.0]):
-        graphs.refill(variable, tf.constant(value))
-        assert variable.numpy().tolist() == value
-        graphs.release(variable)
-        assert tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).shape == [0]
-    graphs.refill(variable, tf.zeros(2))
-    effects = graphs.SideEffects()
-
-    def traced(x: Any) -> Any:
-        with effects.ordered():
-            variable.assign_add(x)
-            return variable * 2.0
-
-    graph = tf.compat.v1.wrap_function(traced, [tf.TensorSpec([2], tf.float32)]).graph
-    (assign,) = [op for op in effects.operations if op.type == "AssignAddVariableOp"]
-    (read,) = [op for op in graph.get_operations() if assign in op.control_inputs]
-    graphs.keep_control_inputs(read, [])
-    assert list(read.control_inputs) == []
-
-
-def test_conversion_by_autograph() -> None:
-    def branch(x: Any) -> Any:
-        if x > 0:
-            return x
-        return -x
-
-    with tf.Graph().as_default():
-        found = graphs.converted(branch)(tf.compat.v1.placeholder(tf.float32, []))
-    assert tf.is_tensor(found)
-
-
-def test_names_that_older_versions_have() -> None:
-    outside = tf.constant(2.0)
-    with eager_context.earlier_inputs() as used:
-        inside = tf.constant(3.0)
-        outside * inside
-    assert list(used) == [eager_context.key_of(outside)]
-    with tf.GradientTape() as tape:
-        assert not eager_context.may_have_gradient(outside)
-        tape.watch(outside)
-        assert eager_context.may_have_gradient(outside)
-        with eager_context.unrecorded():
-            result = outside * 2.0
-    assert tape.gradient(result, outside) is None
-
-
-def test_branches_are_known() -> None:
-    seen = []
-
-    @tf.function
-    def compute(x: Any) -> Any:
-        outer = distribute.function_graph()
-        seen.append(distribute.in_branch())
-
-        def branch() -> Any:
-            seen.append(distribute.in_branch() and distribute.function_graph() is outer)
-            return x
-
-        return tf.cond(x > 0, branch, lambda: -x)
-
-    compute(tf.constant(1.0))
-    assert seen == [False, True]
-    assert distribute.function_graph() is None
-
-
-def test_versions() -> None:
-    versions.check_keras()
-    assert versions.keras_version() >= (2, 14)
-    assert versions.parse_version("3.10.0rc1") == (3, 10, 0)
-
-
-def test_versions_that_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "keras_version", lambda: (3, 9, 2))
-    with pytest.raises(errors.UnsupportedVersionError, match=r"Received: keras==3\.9\.2\."):
-        versions.check_keras()
 
 
 def test_autograph_rules() -> None:
@@ -677,41 +389,6 @@ def test_an_open_evaluation_can_be_forgotten() -> None:
     assert getattr(callbacks, "_executor", None) is None
 
 
-def _doubled_in_python(dataset: Any, function: Any) -> Any:
-    return dataset.map(lambda x: function(lambda value: 2 * value, [x], tf.int64))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d,
-        lambda d: d.map(lambda x: 2 * x),
-        lambda d: _doubled_in_python(d, tf.numpy_function),
-        lambda d: _doubled_in_python(d, tf.py_function),
-        lambda d: d.map(lambda x: x + tf.random.uniform([1], 0, 1000, tf.int64, seed=5)),
-    ],
-    ids=["plain", "mapped", "numpy_function", "py_function", "random"],
-)
-def test_copy_of_a_pipeline_draws_the_orders_of_a_new_one(change: Any) -> None:
-    dataset = change(tf.data.Dataset.range(50).shuffle(50, seed=3).batch(50))
-    drawn = [next(iter(dataset)).numpy().tolist() for _ in range(3)]
-    dataset = dataset_graphs.copy_of(dataset)  # so that the original can be freed
-    gc.collect()
-    assert [next(iter(dataset)).numpy().tolist() for _ in range(3)] == drawn
-    assert drawn[0] != drawn[1]
-
-
-def test_the_model_tells_where_a_resumed_training_begins() -> None:
-    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
-    assert generation().place_to_resume(model, 3, 10) == (3, 0)
-    if IS_KERAS_3:
-        model._initial_epoch = 5
-        assert generation().place_to_resume(model, 3, 10) == (5, 0)
-    else:
-        generation().begin_at(model, 5, 2)
-        assert generation().place_to_resume(model, 3, 10) == (5, 2)
-
-
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_keras_3_names_of_losses_and_metrics() -> None:
     model = _compiled()
@@ -754,41 +431,6 @@ def test_names_of_compiled_models() -> None:
     assert generation().steps_at_once(model) == 1
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Lion", "Adadelta", "Adamax", "AdamW"])
-def test_slots_are_in_lists_of_the_optimizer(name: str) -> None:
-    model = tf.keras.Sequential([L.Input((2,)), L.Dense(3)])
-    model.compile(getattr(tf.keras.optimizers, name)(), "mse")
-    keras_optimizers.build_optimizer(model)
-    slots = keras_optimizers.optimizer_slots(model.optimizer)
-    shapes = [tuple(v.shape) for v in model.trainable_variables]
-    assert slots and all([tuple(v.shape) for v in slot] == shapes for slot in slots.values())
-    assert keras_optimizers.updates_elements_apart(model.optimizer, [name])
-    assert keras_layers.layers_below(model)[-1] is model.layers[-1]
-
-
-def test_variables_that_an_optimizer_was_built_for() -> None:
-    model, other = (tf.keras.Sequential([L.Input((2,)), L.Dense(1)]) for _ in range(2))
-    optimizer = tf.keras.optimizers.Adam()
-    assert keras_optimizers.is_built_for(optimizer, model.trainable_variables), "not built yet"
-    optimizer.build(model.trainable_variables)
-    assert keras_optimizers.is_built_for(optimizer, model.trainable_variables)
-    assert not keras_optimizers.is_built_for(optimizer, model.trainable_variables[:1])
-    assert not keras_optimizers.is_built_for(optimizer, other.trainable_variables)
-
-
-def test_a_twin_of_an_optimizer() -> None:
-    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
-    optimizer = tf.keras.optimizers.Adam(0.25)
-    optimizer.build(model.trainable_variables)
-    twin = keras_optimizers.unbuilt_twin(optimizer)
-    assert not keras_optimizers.is_built(twin) and keras_optimizers.is_built(optimizer)
-    optimizer.learning_rate = 0.5
-    assert float(twin.learning_rate) == 0.5
-    assert keras_common.tf_variable(twin.iterations) is keras_common.tf_variable(
-        optimizer.iterations
-    )
-
-
 def test_attributes_of_a_variable() -> None:
     variable = tf.Variable([[1.0, 2.0]], name="own", trainable=False)
     variable.factor = 3.0
@@ -802,26 +444,6 @@ def test_attributes_of_a_variable() -> None:
     values.write(copy, [[4.0, 5.0]])
     assert copy.numpy().tolist() == [[4.0, 5.0]] and variable.numpy().tolist() == [[1.0, 2.0]]
     assert values.behind(copy) is copy
-
-
-def test_description_of_a_dataset() -> None:
-    """Its graph is equal each time; its copy reads the variables that it is given."""
-    factor = tf.Variable([2.0])
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), [5.0]), 0.0
-    )
-    dataset = tf.data.Dataset.range(4).batch(2).map(lambda i: table.lookup(i) * factor)
-    found = dataset_graphs.describe(dataset)
-    assert found is not None and found.graph == dataset_graphs.describe(dataset).graph
-    assert found.variables == (factor,)
-    other = tf.Variable([3.0])
-    copy = dataclasses.replace(found, variables=(other,)).make()
-    assert [batch.tolist() for batch in copy.as_numpy_iterator()] == [[0.0, 15.0], [0.0, 0.0]]
-    other.assign([1.0])
-    assert next(copy.as_numpy_iterator()).tolist() == [0.0, 5.0]
-    assert (
-        dataset_graphs.describe(dataset.map(lambda x: tf.numpy_function(abs, [x], x.dtype))) is None
-    )
 
 
 def test_attributes_that_loops_leave_in_a_model() -> None:
@@ -890,47 +512,8 @@ def _function(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, staticmethod) else attribute
 
 
-def test_replacing_twice_replaces_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replacing, "_stock", {})
-    monkeypatch.setattr(replacing, "_installed", {})
-    modules = [types.ModuleType(name) for name in ("that_defines", "that_imports")]
-    stock = lambda: "stock"  # noqa: E731
-    for module in modules:
-        module.function = stock  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    row = Override("that_defines:function", "", lambda stock, given: lambda: (given, stock()))
-    other = dataclasses.replace(row, target="that_is_not:there", versions=((1,), (2,)))
-    for given in (1, 2):
-        replacing.install([row, other], given)
-        assert [module.function() for module in modules] == [(given, "stock")] * 2
-        assert row.is_installed() and not other.is_installed()
-
-
-def test_workers_have_replaced_them() -> None:
-    @nano(num_processes=2)
-    def missing(data: Any, trained: Any) -> list[str]:
-        from nanotf.region import overrides
-
-        return [row.target for row in overrides.TABLE if row.applies() and not row.is_installed()]
-
-    assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []
-
-
 def test_registry_of_gradients() -> None:
     ops = importlib.import_module("tensorflow.python.framework.ops")
     assert ops.gradient_registry.lookup("MatMul") is not None
     assert "MatMul" in ops.gradient_registry._registry
     assert ops.RegisterGradient("A")._op_type == "A"
-
-
-def test_functions_are_sent_with_the_features_of_their_module() -> None:
-    """AutoGraph finds `from __future__ import annotations` among a function's globals."""
-    from nanotf.shipping.objects import pickling
-
-    def step(x: Any) -> Any:
-        return x + 1
-
-    step.__module__ = "__main__"  # functions of `__main__` are sent by value
-    copy = pickling.loads(pickling.dumps(step))
-    assert copy(1) == 2
-    assert copy.__globals__["annotations"].compiler_flag

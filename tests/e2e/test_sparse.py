@@ -1,11 +1,10 @@
-"""`SparseAdam` and `Embedding`: sparse gradients, from the layer to the update."""
+"""Models with `SparseAdam` and `Embedding` train with two processes as with one."""
 
 from __future__ import annotations
 
 import collections
-import importlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import loops
@@ -13,51 +12,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, fit_both
+from sparse_models import OPTIONS, WIDTH, WORDS, KerasEmbedding, O, data, model_of
 
 import nanotf
-from nanotf.compat import keras_common, keras_optimizers, versions
-from nanotf.compat.generation import generation
-from nanotf.errors import InvalidArgumentError
+from nanotf.compat import keras_common, keras_optimizers
 from nanotf.keras import Model, Sequential, nano, nano_multiprocessing
-from nanotf.keras import models as nano_models
 from nanotf.keras.layers import Embedding
 from nanotf.keras.optimizers import SparseAdam
 from nanotf.pool import warm
 from nanotf.region import scope
 from nanotf.region.sharded_update import OptimizerShards
-
-IS_KERAS_3 = versions.is_keras_3()
-O = tf.keras.optimizers  # noqa: E741
-KerasAdam, KerasEmbedding = O.Adam, L.Embedding
-ROWS, WORDS, WIDTH = 52, 30, 4
-saving = importlib.import_module(versions.keras_module_name()).saving
-
-
-def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens, some repeated, from another part of the vocabulary each step; and targets."""
-    random = np.random.default_rng(3)
-    tokens = (np.arange(rows) // 16 * 4)[:, None] + random.integers(0, 9, (rows, 5))
-    return tokens.astype("int32"), random.normal(size=rows)
-
-
-def model_of(
-    optimizer: Any,
-    layer: Callable[..., Any] = Embedding,
-    jit_compile: bool = False,
-    **options: Any,
-) -> Any:
-    tf.keras.utils.set_random_seed(5)
-    model = Sequential(
-        [
-            L.Input((5,), dtype="int32"),
-            layer(WORDS, WIDTH, **options),
-            L.GlobalAveragePooling1D(),
-            L.Dense(13, activation="tanh"),
-            L.Dense(1),
-        ]
-    )
-    model.compile(optimizer, "mse", jit_compile=jit_compile)
-    return model
 
 
 # ------------------------------------------------------------- rows that several look-ups share
@@ -109,117 +73,7 @@ def test_rows_looked_up_several_times(float64: None, name: str, rows: int, batch
             fit_both(make, x=tokens, y=targets, batch_size=batch_size)
 
 
-# --------------------------------------------------------------------------------- SparseAdam
-def _reference(
-    table: np.ndarray, gradients: Any, steps: int, *, amsgrad: bool, rate: float = 0.1
-) -> np.ndarray:
-    """Computes the docstring's formulas, row by row."""
-    table, m, v, largest = table.copy(), *(np.zeros_like(table) for _ in range(3))
-    for step in range(1, steps + 1):
-        indices, values = gradients[step - 1]
-        for i in set(indices.tolist()):
-            g = values[indices == i].sum(axis=0)
-            m[i] = 0.9 * m[i] + (1 - 0.9) * g
-            v[i] = 0.999 * v[i] + (1 - 0.999) * g**2
-            largest[i] = np.maximum(largest[i], v[i])
-            scale = rate * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-            table[i] -= scale * m[i] / (np.sqrt(largest[i] if amsgrad else v[i]) + 1e-7)
-    return table
-
-
-def _variable(value: Any) -> Any:
-    return generation().make_variable(value, "table")
-
-
-def _steps(steps: int = 6) -> list[tuple[np.ndarray, np.ndarray]]:
-    random = np.random.default_rng(1)
-    return [(random.integers(0, 8, 9), random.normal(size=(9, 3))) for _ in range(steps)]
-
-
-@pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.both_generations
-def test_the_formula_with_duplicates(float64: None, jit_compile: bool, amsgrad: bool) -> None:
-    gradients = _steps()
-    start = np.random.default_rng(2).normal(size=(11, 3))
-    optimizer, table = SparseAdam(0.1, amsgrad=amsgrad), _variable(start)
-    optimizer.build([table])
-
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
-    def step(values: Any, indices: Any) -> None:
-        optimizer.apply_gradients([(tf.IndexedSlices(values, indices, [11, 3]), table)])
-
-    for indices, values in gradients:
-        step(tf.constant(values), tf.constant(indices))
-    expected = _reference(start, gradients, 6, amsgrad=amsgrad)
-    # Keras 2 keeps its learning rate in float32 if floatx was float32 on import.
-    np.testing.assert_allclose(keras_common.tf_variable(table), expected, rtol=1e-10)
-    assert np.array_equal(keras_common.tf_variable(table)[8:], start[8:])
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "amsgrad": {"amsgrad": True},
-    "clipnorm": {"clipnorm": 0.01},
-    "global_clipnorm": {"global_clipnorm": 0.01},
-    "clipvalue": {"clipvalue": 0.01},
-    "weight_decay": {"weight_decay": 0.1},
-    "use_ema": {"use_ema": True, "ema_overwrite_frequency": 3},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.both_generations
-def test_dense_gradients_are_adams(float64: None, name: str) -> None:
-    tables = []
-    for make in (SparseAdam, O.Adam):
-        optimizer, table = make(0.1, **OPTIONS[name]), _variable(np.ones((11, 3)))
-        for indices, values in _steps():
-            dense = tf.convert_to_tensor(tf.IndexedSlices(values, indices, [11, 3]))
-            optimizer.apply_gradients([(dense, table)])
-        tables.append(keras_common.tf_variable(table).numpy())
-    np.testing.assert_array_equal(*tables)
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
-@pytest.mark.both_generations
-def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
-    """In a first step that touches all rows, Adam computes the same."""
-    if jit_compile and versions.keras_version() < (2, 16):
-        pytest.skip("XLA of TensorFlow 2.15 must prove the number of unique rows")
-    values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
-    gradient = tf.IndexedSlices(values, tf.constant([0, 1, 1, 2, 2, 2]), tf.constant([3, 3]))
-    options = {"epsilon": 0.1, **OPTIONS[name]}
-    found = _after_a_step(SparseAdam(0.1, **options), gradient, jit_compile)
-    expected = _after_a_step(O.Adam(0.1, **options), tf.convert_to_tensor(gradient))
-    # Keras's Adam rounds its betas to float32 for the bias correction.
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
-def _after_a_step(optimizer: Any, gradient: Any, jit_compile: bool = False) -> np.ndarray:
-    table = _variable(np.ones((3, 3)))
-    optimizer.build([table])
-
-    @tf.function(jit_compile=jit_compile)
-    def step(gradient: Any) -> None:
-        optimizer.apply_gradients([(gradient, table)])
-
-    step(gradient)
-    return np.asarray(keras_common.tf_variable(table).numpy())
-
-
-@pytest.mark.thorough
-def test_a_model_compiled_by_xla(float64: None) -> None:
-    x, y = data(48)
-    models = []
-    for jit_compile in (True, False):
-        model = model_of(SparseAdam(0.01, clipnorm=0.01), jit_compile=jit_compile)
-        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-        models.append(model)
-    assert_same_state(*models)
-
-
+# ------------------------------------------------------------------------------------- SparseAdam
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.both_generations
 def test_two_processes(float64: None, name: str) -> None:
@@ -347,126 +201,6 @@ def test_configuration_and_saved_models(tmp_path: pathlib.Path) -> None:
     assert histories[0] == histories[1]
 
 
-REFUSED = {"gradient_accumulation_steps": 2, "loss_scale_factor": 4.0}
-
-
-@pytest.mark.skipif(not IS_KERAS_3, reason="options of Keras 3")
-@pytest.mark.parametrize("name", REFUSED)
-def test_options_that_are_refused(name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"Received: {name}={REFUSED[name]}"):
-        SparseAdam(**{name: REFUSED[name]})
-
-
-# ---------------------------------------------------------------------------------- Embedding
-def _loss_and_gradient(layer: Any, tokens: Any) -> tuple[float, Any]:
-    with tf.GradientTape() as tape:
-        layer(tokens)
-        loss = tf.add_n(layer.losses)
-    return float(loss), tape.gradient(loss, keras_common.tf_variable(layer.embeddings))
-
-
-def test_the_penalty_is_of_the_rows_looked_up(float64: None) -> None:
-    tokens = np.array([[1, 2, 2], [2, 7, 0]])
-    layer = Embedding(9, 3, embeddings_regularizer=tf.keras.regularizers.L2(0.5))
-    loss, gradient = _loss_and_gradient(layer, tokens)
-    table = np.array(layer.get_weights()[0])
-    samples = 2 if not IS_KERAS_3 or versions.keras_version() >= (3, 14) else 1
-    assert loss == pytest.approx(0.5 * (table[tokens] ** 2).sum() / samples, rel=1e-12)
-    assert isinstance(gradient, tf.IndexedSlices)
-    assert sorted(gradient.indices.numpy()) == [0, 1, 2, 2, 2, 7]
-    theirs = KerasEmbedding(9, 3, embeddings_regularizer=tf.keras.regularizers.L2(0.5))
-    theirs.build((None, 3))
-    theirs.set_weights([table])
-    loss, gradient = _loss_and_gradient(theirs, tokens)
-    assert loss == pytest.approx(0.5 * (table**2).sum(), rel=1e-12)
-    assert not isinstance(gradient, tf.IndexedSlices)
-
-
-@pytest.mark.both_generations
-def test_arguments_are_keras_own() -> None:
-    layer = Embedding(
-        9,
-        3,
-        "ones",
-        embeddings_regularizer="l2",
-        embeddings_constraint="non_neg",
-        mask_zero=True,
-        name="words",
-        weights=[np.full((9, 3), 2.0)],
-    )
-    assert np.all(layer(np.array([[1, 0]])) == 2)
-    assert np.array_equal(layer.compute_mask(tf.constant([[1, 0]])), [[True, False]])
-    config = layer.get_config()
-    assert config["embeddings_regularizer"] is None
-    assert config["name"] == "words" and config["mask_zero"]
-    twin = KerasEmbedding.from_config(config)
-    assert twin.get_config() == Embedding.from_config(config).get_config() == config
-    with pytest.raises(TypeError, match="output_dim"):
-        Embedding(9)
-    with pytest.raises(ValueError, match="positive"):
-        Embedding(0, 3)
-    with pytest.raises(InvalidArgumentError, match="sum of both"):
-        Embedding(9, 3, embeddings_regularizer="l2", activity_regularizer="l1")
-
-
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 looks rows up as they are")
-@pytest.mark.both_generations
-def test_lookups_are_keras_own() -> None:
-    layer, theirs = Embedding(9, 3), KerasEmbedding(9, 3)
-    theirs.build()
-    ragged = tf.ragged.constant([[1], [2, 3]])
-    for tokens in (np.array([[-1, 0, 8]]), np.array([[1.0, 2.5]]), ragged):
-        found = layer(tokens)
-        theirs.set_weights(layer.get_weights())
-        expected = theirs(tokens)
-        assert type(found) is type(expected)
-        if tokens is ragged:
-            found, expected = found.to_tensor(), expected.to_tensor()
-        assert np.array_equal(found, expected)
-    layer.enable_lora(2)
-    assert layer(np.array([[3]])).shape == (1, 1, 3)
-
-
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has no quantization")
-@pytest.mark.thorough
-def test_quantized_as_in_keras() -> None:
-    layer, theirs = Embedding(9, 4), KerasEmbedding(9, 4)
-    for each in (layer, theirs):
-        each.build()
-    theirs.set_weights(layer.get_weights())
-    for each in (layer, theirs):
-        each.quantize("int8")
-    tokens = np.array([[1, 3]])
-    assert np.array_equal(*(tf.convert_to_tensor(each(tokens)) for each in (layer, theirs)))
-
-
-class Words(Embedding):
-    """A user's layer, which workers rebuild from this class."""
-
-    def __init__(self, words: int, width: int = WIDTH, **kwargs: Any) -> None:
-        super().__init__(words, width, embeddings_regularizer="l2", **kwargs)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"words": self.input_dim, "width": self.output_dim, "name": self.name}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        return cls(**config)
-
-
-@pytest.mark.parametrize("layer", [Embedding, Words])
-@pytest.mark.parametrize("mask_zero", [False, True])
-@pytest.mark.both_generations
-def test_the_penalty_with_two_processes(float64: None, layer: Any, mask_zero: bool) -> None:
-    if layer is Words and mask_zero:
-        pytest.skip("its configuration omits it")
-    options = {"mask_zero": mask_zero}
-    if layer is Embedding:
-        options["embeddings_regularizer"] = "l2"
-    x, y = data()
-    fit_both(lambda: model_of(SparseAdam(0.01), layer, **options), x=x, y=y, batch_size=16)
-
-
 # ---------------------------------------------------------------------------------- transport
 class Counting(L.Layer):  # type: ignore[misc]
     """Logs the data that its worker sends to a file: one line per tensor of a collective."""
@@ -537,93 +271,3 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
         assert sent["all_gather"] == rows * (width * 4 + 4) + losses + likeness
         others = sum(sent.values()) - sent["all_gather"]
         assert others < 4 * (2 * 4 * dense)  # dense gradients of two steps, losses, counts
-
-
-# ----------------------------------------------------------------------------------- patching
-@pytest.fixture
-def patched() -> Iterator[None]:
-    nanotf.patch_tensorflow(sparse=True)
-    yield
-    nanotf.unpatch_tensorflow()
-
-
-@pytest.mark.usefixtures("patched")
-def test_patched_names() -> None:
-    from tensorflow.keras.layers import Embedding as Named
-
-    assert tf.keras.layers.Embedding is Named is Embedding
-    assert issubclass(tf.keras.optimizers.Adam, SparseAdam)
-    plain = KerasEmbedding.__new__(KerasEmbedding)
-    assert isinstance(plain, tf.keras.layers.Embedding)
-    assert not isinstance(L.Dense(1), tf.keras.layers.Embedding)
-    assert isinstance(KerasAdam(), SparseAdam)
-    assert isinstance(KerasEmbedding(3, 2), Embedding)
-    assert not isinstance(tf.keras.optimizers.AdamW(), SparseAdam)
-    both = tf.keras.layers.Embedding(3, 2, embeddings_regularizer="l2", activity_regularizer="l1")
-    assert both.embeddings_regularizer is not None
-    if IS_KERAS_3:
-        assert tf.keras.optimizers.Adam(gradient_accumulation_steps=2)
-
-
-def test_patched_names_can_be_left_out_and_are_restored() -> None:
-    before = (vars(KerasAdam)["__init__"], vars(KerasEmbedding)["__init__"])
-    nanotf.patch_tensorflow(sparse=True)
-    nanotf.patch_tensorflow()
-    try:
-        assert tf.keras.Model is nanotf.keras.Model
-        assert tf.keras.optimizers.Adam is KerasAdam and type(KerasAdam()) is KerasAdam
-        assert tf.keras.layers.Embedding is KerasEmbedding
-        nanotf.patch_tensorflow(sparse=True)
-        assert tf.keras.layers.Embedding is Embedding
-    finally:
-        nanotf.unpatch_tensorflow()
-    assert tf.keras.optimizers.Adam is KerasAdam and tf.keras.layers.Embedding is KerasEmbedding
-    assert (vars(KerasAdam)["__init__"], vars(KerasEmbedding)["__init__"]) == before
-    assert type(KerasAdam()) is KerasAdam and type(KerasEmbedding(3, 2)) is KerasEmbedding
-    assert not nano_models.in_place_of
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("float64", "patched")
-@pytest.mark.both_generations
-def test_patched_models_train_and_are_saved_as_keras_own(tmp_path: pathlib.Path) -> None:
-    x, y = data()
-
-    def make() -> Any:
-        return model_of("adam", tf.keras.layers.Embedding, embeddings_regularizer="l2")
-
-    model, _ = fit_both(make, x=x, y=y, batch_size=16)
-    assert isinstance(model.optimizer, SparseAdam)
-    again = tf.keras.models.clone_model(model)
-    again.compile(tf.keras.optimizers.Adam(0.001), "mse")
-    model.save(tmp_path / "model.keras")
-    assert "nanotf" not in model.to_json()
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, SparseAdam)
-    nanotf.unpatch_tensorflow()
-    plain = tf.keras.models.load_model(tmp_path / "model.keras")
-    assert type(plain.optimizer) is KerasAdam and type(plain.layers[0]) is KerasEmbedding
-    for ours, theirs in zip(loaded.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert int(plain.optimizer.iterations.numpy()) == int(model.optimizer.iterations.numpy())
-
-
-@pytest.mark.thorough
-def test_dense_models_are_the_same_when_patched(float64: None) -> None:
-    x, y = np.random.default_rng(0).normal(size=(2, 48, 5))
-
-    def trained() -> list[np.ndarray]:
-        tf.keras.utils.set_random_seed(5)
-        model = tf.keras.Sequential([L.Input((5,)), L.Dense(7, activation="tanh"), L.Dense(5)])
-        model.compile("adam", "mse")
-        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-        return list(model.get_weights())
-
-    expected = trained()
-    nanotf.patch_tensorflow(sparse=True)
-    try:
-        found = trained()
-    finally:
-        nanotf.unpatch_tensorflow()
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)

@@ -21,11 +21,12 @@ import test_failures as failures
 import test_numerics as numerics
 import test_parity as parity
 import test_predict as predict
-import test_sparse as sparse
+import test_sparse_embedding as embedding
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import nano
+from nanotf.keras.layers import Embedding
 from nanotf.pool import transports, warm
 
 pytestmark = pytest.mark.own_pool
@@ -40,7 +41,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     # sums of gradients: dense, with a last batch of fewer rows than workers; of rows; in bfloat16;
     # in a custom loop
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
-    (sparse.test_the_penalty_with_two_processes, {"layer": sparse.Embedding, "mask_zero": False}),
+    (embedding.test_the_penalty_with_two_processes, {"layer": Embedding, "mask_zero": False}),
     (bfloat16.test_exact_sums, {"policy": "mixed_bfloat16", "optimizer": "Adam"}),
     (custom_loop.test_follows_one_process, {"run_on": two_workers, "optimizer": "adam"}),
     # gathers: of predictions for a loss, of values in a custom loop

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_steps import OwnStepOfMetrics, assert_same_logs
 from parity import assert_same_history, fit_both
-from test_own_steps import OwnStepOfMetrics, assert_same_logs
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
