@@ -42,7 +42,7 @@ CASES = [
     (parity.test_two_processes_one_process_and_two_again, {}),
     (python_data.test_generator, {"form": "x, y, w"}),
     (array_data.test_strings, {"source": "tensor"}),
-    (arguments.test_validation_uses_the_mean_of_moving_statistics, {"float64": None}),
+    (arguments.test_validation_uses_the_mean_of_moving_statistics, {}),
     (callbacks.test_callback_that_sets_weights, {}),
     (callbacks.test_batch_hooks_see_the_state_and_the_logs_of_all_workers, {}),
     (callbacks.test_changes_by_a_batch_hook_hold_from_the_next_step, {}),
