@@ -120,7 +120,8 @@ def are_several() -> bool:
 
 def end(code: int) -> None:
     """Records the exit code of the script, which the other hosts get when this process exits."""
-    _codes.append(code)
+    if _codes:
+        _codes.append(code)
 
 
 def _workers(found: Cluster, asked: int | str | None) -> int:
