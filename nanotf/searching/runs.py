@@ -132,7 +132,7 @@ class SearchRun:
     def _train_again(self, trial: Any) -> Any:
         """Trains the model of a trial of an earlier call, in a worker."""
         request = self._request
-        seed = studies.training_seed(self._seed, trial)
+        seed = studies.training_seed(self._seed, self._study, trial)
         function = BestModel(request.recipe, dict(trial.params), seed)
         [model] = mapping.map(
             function,

@@ -12,9 +12,14 @@ import optuna
 RETRY_OF = "nanotf_retry_of"  # attribute of a trial: the number of the trial that died first
 
 
-def number_of(trial: Any) -> int:
-    """Returns the number of a trial or, of one that is tried again, that of the first."""
-    return int(trial.user_attrs.get(RETRY_OF, trial.number))
+def number_of(study: Any, trial: Any) -> int:
+    """Returns the number that a trial would have if no worker had died before it.
+
+    A trial that is tried again has that of the first; those that follow do not count it.
+    """
+    first = int(trial.user_attrs.get(RETRY_OF, trial.number))
+    before = study.get_trials(deepcopy=False)[:first]
+    return first - sum(RETRY_OF in each.user_attrs for each in before)
 
 
 def seed_of(base: int, number: int) -> int:
@@ -52,7 +57,7 @@ class SeededSampler(optuna.samplers.BaseSampler):  # type: ignore[misc] # Any to
         self._sampler = make(seed=seed)
 
     def before_trial(self, study: Any, trial: Any) -> None:
-        self._sampler = self._make(seed=seed_of(self._seed, number_of(trial)))
+        self._sampler = self._make(seed=seed_of(self._seed, number_of(study, trial)))
         self._sampler.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> Any:

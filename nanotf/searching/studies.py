@@ -179,14 +179,14 @@ def seed_for(study: Any, seed: int | None) -> int:
     return seed
 
 
-def training_seed(seed: int, trial: Any) -> int:
+def training_seed(seed: int, study: Any, trial: Any) -> int:
     """Returns the seed of a trial's training: a trial that is tried again has that of the first.
 
     Args:
         seed: the search's seed.
         trial: trial of Optuna.
     """
-    return seed_of(seed, number_of(trial))
+    return seed_of(seed, number_of(study, trial))
 
 
 def in_memory(study: Any, storage: Any) -> Any:
@@ -250,7 +250,8 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
             continue
         attempt = trial.user_attrs.get(ATTEMPT, 0)
         if max_restarts is None or attempt < max_restarts:
-            attributes = {RETRY_OF: number_of(trial), ATTEMPT: attempt + 1}
+            first = trial.user_attrs.get(RETRY_OF, trial.number)
+            attributes = {RETRY_OF: first, ATTEMPT: attempt + 1}
             # Some of the parameters would shift the random numbers of the others.
             parameters = trial.params if trial.user_attrs.get(SUGGESTED) else {}
             study.enqueue_trial(parameters, user_attrs=attributes)

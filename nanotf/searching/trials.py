@@ -242,7 +242,7 @@ class _OneTrial:
         self.number = trial.number
         parameters = suggest(trial, self._function.space)
         trial.set_user_attr(studies.SUGGESTED, True)
-        seed = studies.training_seed(self._function.seed, trial)
+        seed = studies.training_seed(self._function.seed, trial.study, trial)
         require_tensorflow().keras.utils.set_random_seed(seed)
         try:
             self.model, reporter = self._function.recipe.train(parameters, self._fit, trial)

@@ -53,7 +53,7 @@ def test_trials_of_dead_processes_are_tried_again(study: Any) -> None:
     again = study.ask()
     assert again.suggest_float("rate", 0, 1) == found[dead].params["rate"]
     assert again.user_attrs[studies.RETRY_OF] == dead
-    assert studies.training_seed(5, again) == studies.training_seed(5, found[dead])
+    assert studies.training_seed(5, study, again) == studies.training_seed(5, study, found[dead])
     again.set_user_attr(studies.PROCESS, _ended_process())
     assert studies.fail_dead_trials(study, 1) == [again.number]
     assert not study.get_trials(states=(STATE.WAITING,))
@@ -81,6 +81,23 @@ def test_a_worker_dies_before_it_has_noted_anything_in_its_trial(
         assert (again.suggest_float("rate", 0, 1), again.suggest_float("other", 0, 1)) == expected
         assert study.ask().user_attrs[studies.RETRY_OF] == partial.number
     assert study.trials[lost.number].state == STATE.RUNNING
+
+
+def test_a_trial_that_is_tried_again_shifts_no_other(study: Any) -> None:
+    study.sampler = SeededSampler(default_sampler, 3)
+    undisturbed = optuna.create_study(sampler=SeededSampler(default_sampler, 3))
+    expected = [undisturbed.ask().suggest_float("rate", 0, 1) for _ in range(3)]
+    dead = study.ask()
+    found = [dead.suggest_float("rate", 0, 1)]
+    dead.set_user_attr(studies.PROCESS, _ended_process())
+    studies.fail_dead_trials(study, 1)
+    trials = []
+    for _ in range(3):
+        trials.append(study.ask())
+        found.append(trials[-1].suggest_float("rate", 0, 1))
+    assert found[:1] + expected == found
+    seeds = [studies.training_seed(5, study, trial) for trial in trials]
+    assert seeds == [studies.training_seed(5, undisturbed, t) for t in undisturbed.trials]
 
 
 def test_an_item_has_one_trial(study: Any, tmp_path: pathlib.Path) -> None:
