@@ -45,11 +45,11 @@ FOREIGN = {
 }
 
 
-def entries(docstring: str, heading: str = "Args") -> Iterator[tuple[int, str, str]]:
-    """Yields the line, the names and the text of each entry of a section."""
+def entries(docstring: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the line, the names and the text of each entry under `Args`."""
     lines = docstring.splitlines()
     try:
-        start = lines.index(f"{heading}:") + 1
+        start = lines.index("Args:") + 1
     except ValueError:
         return
     found: list[tuple[int, str, str]] = []
