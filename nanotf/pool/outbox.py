@@ -3,7 +3,9 @@
 A worker may stop reading, because a signal has stopped it or the user's code holds the GIL. A
 blocking write would then keep the parent from supervising its workers. So one thread per worker
 writes, and senders do not wait. The thread waits as long as the worker lives:
-`Pool.check_progress` notices a stopped worker, and `Pool.kill` ends the wait.
+`Pool.check_progress` notices a stopped worker, and `Pool.kill` ends the wait. A small message that
+the socket takes at once needs no thread: to wake one takes longer than to write, much longer while
+the user's code holds the GIL here.
 """
 
 from __future__ import annotations
@@ -68,18 +70,24 @@ class Outbox:
         self._channel = channel
         self._fail = fail
         self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._queued = 0  # parcels that the thread has not yet written
+        self._gone = False  # whether the worker gets nothing any more
         self._ended = False
-        self._lock = threading.Lock()  # nothing is put after the None that ends the thread
+        # Nothing is put after the None that ends the thread, nor written before what is queued.
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, parcel: Parcel) -> None:
-        """Queues a message. Messages are written in the order of the calls."""
+        """Queues or writes a message. Messages are written in the order of the calls."""
         with self._lock:
-            if not self._ended:
+            if self._ended:
+                parcel.done()
+            elif not self._queued and not parcel.fds and self._channel.takes_at_once(parcel.data):
+                self._write(parcel)
+            else:
+                self._queued += 1
                 self._parcels.put(parcel)
-                return
-        parcel.done()
 
     def end(self) -> None:
         """Ends the thread, after the channel was shut down."""
@@ -89,15 +97,19 @@ class Outbox:
         self._thread.join(END_SECONDS)
 
     def _run(self) -> None:
-        gone = False
         while (parcel := self._parcels.get()) is not None:
-            try:
-                if not gone:
-                    self._channel.send_packed(parcel.data, parcel.fds)
-            except ChannelClosed:
-                gone = True
-            except BaseException as error:  # no descriptor left: half of the message is written
-                gone = True
-                self._fail(error)
-            finally:
-                parcel.done()
+            self._write(parcel)
+            with self._lock:
+                self._queued -= 1
+
+    def _write(self, parcel: Parcel) -> None:
+        try:
+            if not self._gone:
+                self._channel.send_packed(parcel.data, parcel.fds)
+        except ChannelClosed:
+            self._gone = True
+        except BaseException as error:  # no descriptor left: half of the message is written
+            self._gone = True
+            self._fail(error)
+        finally:
+            parcel.done()
