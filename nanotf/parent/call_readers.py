@@ -19,9 +19,9 @@ from nanotf.machine.reader_places import ReaderPlan
 from nanotf.parent import calls
 from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading import read_ahead
+from nanotf.parent.reading.batch_readers import BatchReaders, ended
 from nanotf.parent.where import Where
 from nanotf.pool import backends, warm
-from nanotf.pool.readers import ReaderPool, ended
 
 AUTO = "auto"
 # "auto" adds a reader when somebody has waited for this share of the time, over this many batches.
@@ -188,7 +188,7 @@ class Readers:
         self.cores: tuple[int, ...] = ()
         self.number = 0
         self._settings = Settings()
-        self._pool: ReaderPool | None = None
+        self._running: BatchReaders | None = None
         self._starting = threading.Lock()  # guards the next two
         self._has_ended = False
         self._sources: list[read_ahead.DatasetToRead] = []
@@ -231,17 +231,17 @@ class Readers:
         """The exception of a dataset or a reader that ended the call."""
         return next((s.failure for s in self._sources if s.failure is not None), None)
 
-    def _started(self) -> ReaderPool:
+    def _started(self) -> BatchReaders:
         with self._starting:
             if self._has_ended:
                 raise ended()
-            if self._pool is None:
-                self._pool = ReaderPool(self._plan.placements, self._settings.max_restarts)
-            return self._pool
+            if self._running is None:
+                self._running = BatchReaders(self._plan.placements, self._settings.max_restarts)
+            return self._running
 
     def _note(self, waited: float, since: float) -> None:
         """Adds a reader if batches have been waited for."""
-        if self._pool is None or self.number >= self._settings.most:
+        if self._running is None or self.number >= self._settings.most:
             return
         self._recent.append((waited, since))
         if len(self._recent) < LOOKED_AT:
@@ -251,15 +251,15 @@ class Readers:
         if share > WAITED:
             # Not pinned: the next call knows the number, and gives each its own core.
             core = self._plan.placements[0].cores
-            self._pool.add(topology.Placement(self.number, core, None, pin=False))
-            self.number += 1
+            if self._running.add(topology.Placement(self.number, core, None, pin=False)):
+                self.number += 1
 
     def close(self) -> None:
         """Ends the readers."""
         with self._starting:
             self._has_ended = True
-            pool = self._pool
-        if pool is not None:
-            pool.close()
+            readers = self._running
+        if readers is not None:
+            readers.close()
         for source in self._sources:
             source.close()

@@ -61,7 +61,7 @@ class Worker:
         log: `WorkerLog`, its output.
         host: str, the address at which other workers reach it.
         shares_memory: bool, whether it maps this process's shared blocks.
-        title: str, what errors call it.
+        title: str, what errors call it: "Worker" or "Reader".
     """
 
     title = "Worker"

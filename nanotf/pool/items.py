@@ -1,7 +1,8 @@
 """A pool whose workers know nothing of each other, so that each can end and be replaced.
 
-`nanotf.map` runs on it. A worker that dies, or that has used too much memory, gives its cores to
-a new one while the others work: a thread starts that one, and announces it in the inbox.
+`nanotf.map` runs on it, and the readers of a call's datasets are one. A worker that dies, or that
+has used too much memory, gives its cores to a new one while the others work: a thread starts that
+one, and announces it in the inbox.
 
     worker 0   item 0     item 2 x dies     (starts) item 5 ...
     worker 1   item 1         item 3     item 4 ...
@@ -10,11 +11,10 @@ a new one while the others work: a thread starts that one, and announces it in t
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -27,7 +27,7 @@ from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Parcel
 from nanotf.pool.pool import Gone, Pool
-from nanotf.pool.starts import START_TRIES, pause
+from nanotf.pool.starts import started
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -45,23 +45,23 @@ class WorkerGone:
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """An event: a worker that replaces another is ready."""
+    """An event: a worker that replaces another, or that was added, is ready."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NotStarted:
-    """An event: no worker has replaced another; each died while it started."""
+    """An event: there is no worker that replaces another; each died while it started."""
 
     error: WorkerDied
 
 
-@dataclasses.dataclass(frozen=True)
-class Cancelled:
-    """An event: `cancel` was called, by another thread."""
-
-
 class ItemPool(Pool):
     """N live workers on this machine, each of which works by itself.
+
+    Args:
+        transport: `NO_TRANSPORT` or `READS`, which says what the workers do.
+        take: callable of a rank and its worker's message, in the thread that reads the worker's
+            channel: no other thread need be woken for an answer. None makes messages events.
 
     Raises:
         NanoError: See `Pool`.
@@ -69,7 +69,12 @@ class ItemPool(Pool):
 
     _crew: LocalCrew
 
-    def __init__(self, plan: topology.Plan) -> None:
+    def __init__(
+        self,
+        plan: topology.Plan,
+        transport: str = NO_TRANSPORT,
+        take: Callable[[int, Any], None] | None = None,
+    ) -> None:
         # Before the workers: `kill` reads them if a start fails.
         self._ending = False
         self._starting: dict[int, threading.Thread] = {}  # by rank; the call's thread writes it
@@ -77,7 +82,8 @@ class ItemPool(Pool):
         self._first_memory: dict[int, int] = {}  # by rank, bytes; likewise
         # One fork at a time: the zygote's channel is shared. Also guards `_ending`.
         self._forking = threading.Lock()
-        super().__init__(plan, NO_TRANSPORT)
+        self._take = take
+        super().__init__(plan, transport)
 
     # ------------------------------------------------------------------------------ talking
     def send_to(self, rank: int, message: messages.Order, blocks: Sequence[Block] = ()) -> None:
@@ -92,6 +98,12 @@ class ItemPool(Pool):
         fds = [block.fd for block in blocks if block.fd is not None]
         self._outboxes[rank].put(Parcel(packed(message), [*fds, *message.descriptors], 1))
 
+    def _deliver(self, rank: int, message: Any) -> None:
+        if self._take is None:
+            super()._deliver(rank, message)
+        else:
+            self._take(rank, message)
+
     def event(self, timeout: float) -> tuple[int, Any]:
         """Waits for the next event.
 
@@ -99,8 +111,8 @@ class ItemPool(Pool):
             timeout: seconds.
 
         Returns:
-            The rank, -1 for `Cancelled`, and a message, a `Delivery`, `WorkerGone`, `Joined`,
-            `NotStarted`, `Cancelled`, or the exception of a thread of the pool.
+            The rank, -1 for what `post` was given, and a message, a `Delivery`, `WorkerGone`,
+            `Joined`, `NotStarted`, or the exception of a thread of the pool.
 
         Raises:
             queue.Empty: Nothing has happened for `timeout` seconds.
@@ -133,10 +145,6 @@ class ItemPool(Pool):
         """Returns True if a worker has had an item, in this call or an earlier one."""
         return rank in self._used
 
-    def cancel(self) -> None:
-        """Makes the thread that waits for events get `Cancelled`. Any thread may call it."""
-        self._inbox.put((-1, Cancelled()))
-
     def memory_of(self, rank: int) -> int:
         """Returns the bytes of memory that a worker does not share with this process."""
         try:
@@ -161,34 +169,44 @@ class ItemPool(Pool):
         """
         self._used.discard(rank)
         self._first_memory.pop(rank, None)
-        thread = threading.Thread(
-            target=self._replace,
-            args=(self.workers[rank],),
-            name=f"nanotf-replace-{rank}",
-            daemon=True,
-        )
+        old = self.workers[rank]
+
+        def start_another() -> None:
+            self._end_worker(old)
+            started(lambda: self._start(rank), lambda: self._ending)
+
+        self._join_later(rank, start_another)
+
+    def add(self, placement: topology.Placement) -> None:
+        """Starts one more worker; `Joined` tells when it is ready, `NotStarted` that it is not.
+
+        Args:
+            placement: its rank is the number of workers.
+
+        Raises:
+            WorkerDied: It could not be forked.
+        """
+        with self._forking:
+            state = ProcessState.capture(early=True)
+            new = self._crew.add(placement)
+        self.size += 1
+        self._join_later(new.rank, lambda: self._make_ready(new, state))
+
+    def _join_later(self, rank: int, start: Callable[[], None]) -> None:
+        """Starts a worker in a thread, which announces it."""
+
+        def announce() -> None:
+            try:
+                start()
+                self._inbox.put((rank, Joined()))
+            except WorkerDied as error:
+                self._inbox.put((rank, NotStarted(error)))
+            except BaseException as error:  # raised in the thread that waits for events
+                self._inbox.put((rank, error))
+
+        thread = threading.Thread(target=announce, name=f"nanotf-start-{rank}", daemon=True)
         self._starting[rank] = thread
         thread.start()
-
-    def _replace(self, old: Worker) -> None:
-        rank = old.rank
-        try:
-            self._end_worker(old)
-            self._inbox.put((rank, self._started(rank)))
-        except BaseException as error:  # raised in the thread that waits for events
-            self._inbox.put((rank, error))
-
-    def _started(self, rank: int) -> Joined | NotStarted:
-        """Starts a worker, several times if it dies."""
-        for attempt in itertools.count():
-            try:
-                self._start(rank)
-                break
-            except WorkerDied as error:
-                if self._ending or attempt == START_TRIES - 1:
-                    return NotStarted(error)
-                pause(attempt, error)
-        return Joined()
 
     def _start(self, rank: int) -> None:
         with self._forking:
@@ -196,6 +214,9 @@ class ItemPool(Pool):
                 return
             state = ProcessState.capture(early=True)
             new = self._crew.replace(rank)
+        self._make_ready(new, state)
+
+    def _make_ready(self, new: Worker, state: ProcessState) -> None:
         try:
             self._prepare([new], state)
         except BaseException:
@@ -203,7 +224,7 @@ class ItemPool(Pool):
             new.wait_killed()
             new.close()
             raise
-        self._readers[rank], self._outboxes[rank] = self._threads_of(new)
+        self._start_threads_of(new)
 
     def _end_worker(self, worker: Worker) -> None:
         if worker.process.poll() is None:

@@ -13,6 +13,7 @@ from nanotf.machine import environment, topology
 from nanotf.pool import stalls
 from nanotf.pool.forks import FORK_SECONDS, Forks, Zygote
 from nanotf.pool.handles import Worker
+from nanotf.pool.transports import READS
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -55,10 +56,17 @@ class LocalCrew:
 
     def replace(self, rank: int) -> Worker:
         """Starts a worker on the cores of one that has ended; returns it."""
-        placement = self.here.placements[rank]
-        environ = worker_variables(placement, self._environ)
-        self.workers[rank] = self._started(placement, environ)
+        self.workers[rank] = self._started_on(self.here.placements[rank])
         return self.workers[rank]
+
+    def add(self, placement: topology.Placement) -> Worker:
+        """Starts one more worker; returns it."""
+        self.workers.append(self._started_on(placement))
+        self.here = topology.Plan((*self.here.placements, placement))
+        return self.workers[-1]
+
+    def _started_on(self, placement: topology.Placement) -> Worker:
+        return self._started(placement, worker_variables(placement, self._environ))
 
     def _started(self, placement: topology.Placement, environ: Mapping[str, str]) -> Worker:
         zygote = self._forks.zygote(environ)
@@ -76,7 +84,7 @@ class LocalWorker(Worker):
 
     Args:
         key: the pool's secret key.
-        transport: one of `transports.TRANSPORTS`, `NO_TRANSPORT`, or `reader_messages.READS`.
+        transport: one of `transports.TRANSPORTS`, `NO_TRANSPORT` or `READS`.
         environ: all of its environment variables.
 
     Raises:
@@ -84,8 +92,6 @@ class LocalWorker(Worker):
             or the kernel allows no further process.
         WorkerError: The zygote has not answered within `FORK_SECONDS`.
     """
-
-    kind = "rank"  # in the name of its log
 
     def __init__(
         self,
@@ -96,7 +102,8 @@ class LocalWorker(Worker):
         zygote: Zygote,
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.log = WorkerLog(name=f"{self.kind}-{self.rank}.log")
+        self.title = "Reader" if transport == READS else "Worker"
+        self.log = WorkerLog(name=f"{self.title.lower()}-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),

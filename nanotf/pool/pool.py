@@ -41,6 +41,7 @@ from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.remote import taken_over
+from nanotf.pool.starts import SetupError
 from nanotf.pool.supervision import PoolSupervisor, not_finished
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -69,7 +70,7 @@ class Pool:
     """N live workers.
 
     Args:
-        transport: one of `transports.TRANSPORTS`, or `NO_TRANSPORT` for an `ItemPool`.
+        transport: one of `transports.TRANSPORTS`; for an `ItemPool`, `NO_TRANSPORT` or `READS`.
 
     Raises:
         WorkerDied: A worker ended before it was ready.
@@ -85,8 +86,8 @@ class Pool:
         self.usable = True  # False while a call runs: its late answers would reach the next one
         self._closed = False
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._readers: list[threading.Thread] = []
-        self._outboxes: list[Outbox] = []  # by rank
+        self._readers: dict[int, threading.Thread] = {}  # by rank
+        self._outboxes: dict[int, Outbox] = {}  # likewise
         # All workers get all messages in the same sequence; bridges to other machines rely on it.
         self._send_lock = threading.Lock()
         self._orders = 0
@@ -114,18 +115,17 @@ class Pool:
             raise
         # No earlier: until here, this thread reads the channels.
         for worker in self.workers:
-            reader, outbox = self._threads_of(worker)
-            self._readers.append(reader)
-            self._outboxes.append(outbox)
+            self._start_threads_of(worker)
 
-    def _threads_of(self, worker: Worker) -> tuple[threading.Thread, Outbox]:
+    def _start_threads_of(self, worker: Worker) -> None:
         """Starts the threads that read a worker's channel and write to it."""
         rank = worker.rank
         reader = threading.Thread(
             target=self._read, args=(worker,), name=f"nanotf-{rank}", daemon=True
         )
         reader.start()
-        return reader, Outbox(
+        self._readers[rank] = reader
+        self._outboxes[rank] = Outbox(
             worker.channel, f"nanotf-to-{rank}", lambda error: self._inbox.put((rank, error))
         )
 
@@ -209,7 +209,7 @@ class Pool:
         hellos = self._expect(workers, messages.Hello, "starting", deadline)
         for worker, hello in zip(workers, hellos, strict=True):
             for warning in hello.warnings:
-                logger.warning("Worker %d: %s", worker.rank, warning)
+                logger.warning("%s %d: %s", worker.title, worker.rank, warning)
         setup = messages.Setup(self.outgoing(state), self.size, self.stall_seconds)
         if self.transport == "grpc":
             cluster = tuple(
@@ -246,11 +246,15 @@ class Pool:
     def _read(self, worker: Worker) -> None:
         try:
             while True:
-                self._inbox.put((worker.rank, _next_of(worker)))
+                self._deliver(worker.rank, _next_of(worker))
         except ChannelClosed:
             self._inbox.put((worker.rank, Gone(worker)))
         except BaseException as error:  # no memory or descriptor for a message: the call fails
             self._inbox.put((worker.rank, error))
+
+    def _deliver(self, rank: int, message: Any) -> None:
+        """Takes a worker's message, in the thread that reads the worker's channel."""
+        self._inbox.put((rank, message))
 
     def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
         """Sends a message, and the descriptors of shared blocks, to all workers.
@@ -264,7 +268,7 @@ class Pool:
         fds = [block.fd for block in blocks if block.fd is not None]
         parcel = Parcel(packed(message), fds, len(self._outboxes))
         with self._send_lock:
-            for outbox in self._outboxes:
+            for outbox in self._outboxes.values():
                 outbox.put(parcel)
 
     def receive(self, timeout: float | None = None) -> tuple[int, Any]:
@@ -330,7 +334,10 @@ class Pool:
         self.supervisor.check_progress(present, reading)
 
     def post(self, message: messages.DataFailed | messages.Woken) -> None:
-        """Puts a message of the parent's own threads into the inbox, with rank -1."""
+        """Puts a message of the parent's own threads into the inbox, with rank -1.
+
+        Any thread may call it.
+        """
         self._inbox.put((-1, message))
 
     def next_order(self) -> int:
@@ -370,9 +377,9 @@ class Pool:
         for worker in self.workers:
             worker.wait_killed()
             worker.channel.shut_down()  # a fork may hold the other end
-        for outbox in self._outboxes:
+        for outbox in self._outboxes.values():
             outbox.end()
-        for reader in self._readers:
+        for reader in self._readers.values():
             reader.join(END_SECONDS)
         for worker in self.workers:  # no earlier: the threads use the descriptors
             worker.close()
@@ -415,9 +422,3 @@ def _warn_of_listeners(cluster: Sequence[str]) -> None:
         "s" if len(ports) > 1 else "",
         ", ".join(ports),
     )
-
-
-class SetupError(WorkerError):
-    """A worker could not set up its strategy. `retry` is True if starting again may help."""
-
-    retry = False

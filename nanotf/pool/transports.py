@@ -2,14 +2,17 @@
 
 "shm": through shared memory, on one host, without sockets. "grpc": TensorFlow's own
 collectives, for comparison and for several hosts. Its server in each worker listens on all
-interfaces. Workers of `nanotf.map` have no transport (`NO_TRANSPORT`): each works by itself.
+interfaces. Workers of `nanotf.map` have no transport (`NO_TRANSPORT`), nor have the readers of
+datasets (`READS`): each works by itself.
 """
 
 from nanotf.errors import check_choice
 
 TRANSPORTS = ("shm", "grpc")
 DEFAULT_TRANSPORT = "shm"
-NO_TRANSPORT = "none"  # no argument accepts it
+# No argument accepts these.
+NO_TRANSPORT = "none"
+READS = "reads"
 
 
 def check_transport(transport: str | None) -> str:

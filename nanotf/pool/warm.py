@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from nanotf.errors import NanoError, WorkerDied
+from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
 from nanotf.pool.items import ItemPool
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import Pool, SetupError
-from nanotf.pool.starts import START_TRIES, pause
+from nanotf.pool.pool import Pool
+from nanotf.pool.starts import started
 from nanotf.pool.transports import NO_TRANSPORT, check_transport
 
 IDLE_SECONDS = 600.0
@@ -121,21 +121,18 @@ def _current(plan: AnyPlan, transport: str) -> Pool:
 
 
 def _start(plan: AnyPlan, transport: str) -> Pool:
-    for attempt in range(START_TRIES):
-        try:
-            if transport == NO_TRANSPORT:
-                assert isinstance(plan, topology.Plan), plan
-                return ItemPool(plan)
-            return Pool(plan, transport)
-        except (SetupError, WorkerDied) as error:
-            if not getattr(error, "retry", True) or attempt == START_TRIES - 1:
-                raise
-            pause(attempt, error)
-        finally:
-            # Last registered, first called: workers end before the Ray that started them.
-            atexit.unregister(_at_exit)
-            atexit.register(_at_exit)
-    raise AssertionError("unreachable")
+    def start() -> Pool:
+        if transport == NO_TRANSPORT:
+            assert isinstance(plan, topology.Plan), plan
+            return ItemPool(plan)
+        return Pool(plan, transport)
+
+    try:
+        return started(start)
+    finally:
+        # Last registered, first called: workers end before the Ray that started them.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
 
 
 def warm_up(

@@ -211,3 +211,53 @@ class ItemOrder:
 @dataclasses.dataclass(frozen=True)
 class ForgetTask:
     """The end of a `nanotf.map`: the worker drops the function. It does not answer."""
+
+
+# ------------------------------------------------------------------- batches that readers read
+@dataclasses.dataclass(frozen=True)
+class ReadMoment:
+    """The part of a call in which a batch is read. Random numbers depend on it."""
+
+    # How many epochs of the dataset had ended when the pass began; -1 for the batches that Keras
+    # looks at before it begins.
+    epoch: int
+    turn: int = 0  # counts the passes that began in this epoch
+
+
+BEFORE = ReadMoment(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetOrder:
+    """A dataset as it is now, for one reader, which does not answer.
+
+    The order's descriptors are those of the blocks.
+    """
+
+    dataset: int  # its number in this call
+    seed: int  # the call's
+    nbytes: int  # the size of its pickle
+    blocks: tuple[int, ...]  # their sizes in bytes: the pickle's, then those of its large arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOrder:
+    """One batch, for one reader, whose result is `BatchRead`.
+
+    `messages.Returned` with the number of a slot brings a slot's memory when it is new.
+    """
+
+    dataset: int  # as in `DatasetOrder`
+    index: int  # the argument of `__getitem__`
+    moment: ReadMoment
+    free: tuple[int, ...]  # slots that the parent needs no longer
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRead:
+    """A batch. A slot is memory of the reader that the parent maps."""
+
+    body: bytes  # its pickle
+    # Offset and size in bytes of its large arrays in the slot
+    places: tuple[tuple[int, int], ...] = ()
+    slot: int = -1  # -1 if it has no large arrays

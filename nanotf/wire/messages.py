@@ -74,7 +74,7 @@ class Fork(Message):
     cores: tuple[int, ...]  # the logical CPUs to pin it to; empty for `usable`
     usable: tuple[int, ...]  # the parent's own logical CPUs
     numa_node: int | None  # the node whose memory it prefers; None for no preference
-    # One of `pool.transports.TRANSPORTS`, `NO_TRANSPORT`, or `reader_messages.READS`.
+    # One of `pool.transports.TRANSPORTS`, `NO_TRANSPORT` or `READS`.
     transport: str
     environ: dict[str, str]  # all of its environment variables
     key: bytes  # the pool's secret, which both ends of the socket show first
@@ -354,12 +354,12 @@ class Reached(Message):
 class Returned(Message):
     """Worker -> parent, rank 0: the result of a `@nano` function, and what it has changed.
 
-    Any worker sends it for an item of `nanotf.map` whose result has large arrays. The file
-    descriptor of a shared block with the arrays follows.
+    Any worker sends it for an item of `nanotf.map` whose result has large arrays, and a reader for
+    a batch that lies in new memory. The file descriptor of a shared block with the arrays follows.
     """
 
     order: int
-    value: Any  # `shipping.objects.packing.Pickled`
+    value: Any  # `shipping.objects.packing.Pickled`; of a reader, the number of the slot
     nbytes: int  # the block's size in bytes
 
 

@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from nanotf.collectives.native_library import NativeUnusable
-from nanotf.pool.transports import NO_TRANSPORT
+from nanotf.pool.transports import NO_TRANSPORT, READS
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.ports import PortTaken, free_port
@@ -55,6 +55,10 @@ def _session(transport: str) -> Any:
         from nanotf.worker import item_session
 
         return item_session.ItemSession
+    if transport == READS:
+        from nanotf.worker import reading_session
+
+        return reading_session.ReadingSession
     from nanotf.worker import session
 
     return session.Session
@@ -75,7 +79,7 @@ def run(
         key: the pool's secret key.
         cores: the logical CPUs to run on; empty to keep the present ones.
         numa_node: the node whose memory is preferred; None for no preference.
-        transport: one of `pool.transports.TRANSPORTS`, or `NO_TRANSPORT`.
+        transport: one of `pool.transports.TRANSPORTS`, `NO_TRANSPORT` or `READS`.
 
     Returns:
         The exit code, if the worker could not be set up. After `Stop`, the process exits here.

@@ -29,8 +29,7 @@ from typing import Any
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
-from nanotf.wire.reader_messages import READS
-from nanotf.worker import life, process, reader
+from nanotf.worker import life, process
 
 POLL_SECONDS = 1.0  # between checks that the parent still exists
 
@@ -145,8 +144,14 @@ def main(arguments: list[str]) -> int:
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
-            from nanotf.shipping.data import datasets  # noqa: F401, for readers
-            from nanotf.worker import session  # noqa: F401, for the forks to find
+            from nanotf.compat import custom_gradients
+            from nanotf.worker import (  # noqa: F401, for the forks to find
+                item_session,
+                reading_session,
+                session,
+            )
+
+            custom_gradients.end_with_graphs()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     gc.enable()
     try:
@@ -158,8 +163,6 @@ def main(arguments: list[str]) -> int:
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
-    if order.transport == READS:
-        return reader.run(sock, order.key, order.rank, order.cores, order.numa_node)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
 
 

@@ -16,7 +16,7 @@ import nanotf
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
 from nanotf.pool import warm
-from nanotf.pool.pool import SetupError
+from nanotf.pool.starts import SetupError
 
 pytestmark = pytest.mark.own_pool
 

@@ -16,7 +16,7 @@ from waiting import wait_until
 import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import ReaderDied, WorkerDied
-from nanotf.pool import items, local, readers, starts, warm
+from nanotf.pool import items, local, starts, warm
 from nanotf.pool import pool as pools
 
 pytestmark = pytest.mark.own_pool
@@ -169,15 +169,10 @@ def test_the_call_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: not nanotf.worker_pids(), "its workers end")
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_a_reader_dies_while_it_starts(
-    allowed: int, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dying(1)
-    monkeypatch.setattr(readers, "greet", pools.greet)  # type: ignore[attr-defined]
+def test_a_reader_dies_while_it_starts(dying: Callable[[int], None]) -> None:
     model = small_cnn()
-    if allowed:
-        model.fit(_Batches(), epochs=1, verbose=0, read_processes=1, max_restarts=allowed)
-        return
-    with pytest.raises(ReaderDied, match=r"while starting.*max_restarts=0 allows 0"):
+    dying(starts.START_TRIES - 1)
+    model.fit(_Batches(), epochs=1, verbose=0, read_processes=1)
+    dying(starts.START_TRIES)
+    with pytest.raises(ReaderDied, match=r"Reader 0 .*while starting.*It was started 3 times"):
         model.fit(_Batches(), epochs=1, verbose=0, read_processes=1)

@@ -22,7 +22,7 @@ from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import calls
 from nanotf.pool import interrupts, warm
-from nanotf.pool.items import Cancelled, ItemPool, Joined, NotStarted, WorkerGone
+from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import POLL_SECONDS
@@ -145,7 +145,7 @@ class ItemRun:
         """Makes the run end soon; its workers are killed in the middle of their items."""
         self._cancelled.set()
         if self._pool is not None:
-            self._pool.cancel()
+            self._pool.post(messages.Woken())
 
     # ---------------------------------------------------------------------------- the loop
     def _run_on(self, pool: ItemPool) -> None:
@@ -189,8 +189,8 @@ class ItemRun:
     def _on_not_started(self, pool: ItemPool, rank: int, event: Any) -> None:
         self._give_up(pool, rank, event.error)
 
-    def _on_cancelled(self, pool: ItemPool, rank: int, event: Any) -> None:
-        """Does nothing: `_give_all` stops, if the event is for this call."""
+    def _on_woken(self, pool: ItemPool, rank: int, event: Any) -> None:
+        """Does nothing: `_give_all` stops, if `cancel` of this call has sent it."""
 
     def _on_printed(self, pool: ItemPool, rank: int, message: Any) -> None:
         calls.show(message)
@@ -343,8 +343,8 @@ class ItemRun:
         Joined: _on_joined,
         NotStarted: _on_not_started,
         WorkerGone: _died,
-        Cancelled: _on_cancelled,
         Delivery: _on_delivery,
+        messages.Woken: _on_woken,
         messages.Printed: _on_printed,
         messages.OrderDone: _on_done,
         messages.OrderFailed: _on_failed,

@@ -30,9 +30,10 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import WorkerError, catchable_as
-from nanotf.pool.readers import Published, ReadBatch, ReaderPool
+from nanotf.parent.reading.batch_readers import BatchReaders, Published, ReadBatch
+from nanotf.shipping import orders
 from nanotf.shipping.data import datasets
-from nanotf.wire import reader_messages
+from nanotf.wire import messages
 
 BATCHES_AHEAD = 2  # for each reader
 
@@ -47,7 +48,7 @@ class DatasetToRead:
         number: its number in the call, by which readers know it.
         seed: the call's, from which readers seed each batch.
         shuffles: whether each pass has an order of its own.
-        pool: callable that returns the `ReaderPool`, and starts it if it is the first to.
+        readers: callable that returns the `BatchReaders`, and starts them if it is the first to.
         note: callable of the seconds that somebody waited for a batch, and of those since the last
             batch of the pass.
     """
@@ -58,19 +59,19 @@ class DatasetToRead:
         number: int,
         seed: int,
         shuffles: bool,
-        pool: Callable[[], ReaderPool],
+        readers: Callable[[], BatchReaders],
         note: Callable[[float, float], None],
     ) -> None:
         self.dataset = dataset
         self._number, self._seed, self._shuffles = number, seed, shuffles
-        self._pool, self._note = pool, note
+        self._readers, self._note = readers, note
         self.failure: BaseException | None = None
         self._lock = threading.Lock()  # a dropped iterator of TensorFlow's may still read
         self._snapshot: datasets.DatasetSnapshot | None = None
         self._may_differ = True  # whether the user's object may differ from the snapshot
         self._epoch = 0  # how many have ended
         self._turn = -1  # of the pass, in its epoch
-        self._pass = reader_messages.BEFORE
+        self._pass = orders.BEFORE
         self._order: range | list[int] | None = range(0)  # None: all positions
         self._window: dict[int, concurrent.futures.Future[ReadBatch]] = {}  # by position
         self._returned = 0.0  # when the last batch was
@@ -123,24 +124,24 @@ class DatasetToRead:
         return found
 
     def _requested(self, position: int) -> tuple[int, concurrent.futures.Future[ReadBatch]]:
-        pool = self._pool()
+        readers = self._readers()
         if self._looks_left is None:
             looks, size = generation().batches_looked_at(), self.size()
             self._looks_left = looks if size is None else min(looks, size)
         # Keras looks at the first batches, in order, before a pass: no shuffled order is drawn yet.
         if self._looks_left > 0:
             self._looks_left -= 1
-            self._send(pool)
-            return position, pool.read(self._number, position, reader_messages.BEFORE)
+            self._send(readers)
+            return position, readers.read(self._number, position, orders.BEFORE)
         if position == 0:
             self._begin_pass()
-        self._send(pool)
-        last = position + BATCHES_AHEAD * len(pool)
+        self._send(readers)
+        last = position + BATCHES_AHEAD * len(readers)
         if isinstance(self._order, (range, list)):
             last = min(last, len(self._order) - 1)
         for each in range(position, last + 1):
             if each not in self._window:
-                self._window[each] = pool.read(self._number, self._index(each), self._pass)
+                self._window[each] = readers.read(self._number, self._index(each), self._pass)
         return self._index(position), self._window.pop(position)
 
     def _index(self, position: int) -> int:
@@ -149,7 +150,7 @@ class DatasetToRead:
     def _begin_pass(self) -> None:
         self._forget_window()
         self._turn += 1
-        self._pass = reader_messages.ReadMoment(self._epoch, self._turn)
+        self._pass = orders.ReadMoment(self._epoch, self._turn)
         self._may_differ = True  # the user's code may have changed it since the last pass
         size = self.size()
         if size is not None and self._shuffles:
@@ -164,7 +165,7 @@ class DatasetToRead:
             future.cancel()
         self._window.clear()
 
-    def _send(self, pool: ReaderPool) -> None:
+    def _send(self, readers: BatchReaders) -> None:
         """Sends the dataset to the readers if it has changed."""
         if not self._may_differ:
             return
@@ -175,20 +176,20 @@ class DatasetToRead:
         self._forget_window()  # read from the dataset as it was
         blocks, nbytes = self._snapshot.blocks(), self._snapshot.nbytes
         state = ProcessState.capture()
-        pool.publish(Published(self._number, self._seed, nbytes, blocks, state))
+        readers.publish(Published(self._number, self._seed, nbytes, blocks, state))
 
     def _result(self, index: int, future: concurrent.futures.Future[ReadBatch]) -> Any:
         try:
             answer = self._waited(index, future)
-            if isinstance(answer.message, reader_messages.BatchFailed):
+            if isinstance(answer.found, messages.OrderFailed):
                 raise self._raised(index, answer)
         except Exception as error:
             self.failure = self.failure or error
             raise
-        return datasets.unpack_batch(answer.message.body, answer.slot, answer.message.places)
+        return datasets.unpack_batch(answer.found.body, answer.slot, answer.found.places)
 
     def _waited(self, index: int, future: concurrent.futures.Future[ReadBatch]) -> ReadBatch:
-        patience = self._pool().stall_seconds
+        patience = self._readers().stall_seconds
         while not future.done():
             concurrent.futures.wait([future], patience)
             if not future.done():
@@ -197,13 +198,13 @@ class DatasetToRead:
                     index,
                     _name(self.dataset),
                     patience,
-                    self._pool().describe(future),
+                    self._readers().describe(future),
                 )
         return future.result()
 
     def _raised(self, index: int, answer: ReadBatch) -> WorkerError:
         """Returns the exception of `__getitem__`, with the index."""
-        message = answer.message
+        message = answer.found
         try:
             original = pickle.loads(message.exception) if message.exception else None
         except Exception:  # the user's class may not unpickle here
