@@ -1,18 +1,13 @@
-"""Builds the native collectives with the package, where a C++ compiler is found.
+"""Builds the native library with the package.
 
-Everything else is in pyproject.toml. Without a compiler, or if compiling fails, the package
-installs without them: nanotf then exchanges gradients in pure Python.
-`python setup.py build_native` compiles in place, for development, and fails loudly.
+Everything else is in pyproject.toml. `python setup.py build_native` compiles in place, for
+development.
 
-Environment variables read: `NANOTF_REQUIRE_NATIVE`; with 1, the build fails if the native
-collectives do not compile, for packages built once and installed on many machines. `CXX` and
-`CXXFLAGS` are read by `nanotf.collectives.build`.
+Environment variables read: `CXX` and `CXXFLAGS`, by `nanotf.collectives.build`.
 """
 
-import importlib.util
-import logging
-import os
 import re
+import runpy
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,13 +20,9 @@ PACKAGE = Path("nanotf") / "collectives"
 RELATIVE_LINK = re.compile(r"(!\[[^\]]*\]|\])\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
-def load_build():
-    """Loads `nanotf.collectives.build` alone, since nanotf's dependencies are absent here."""
-    path = Path(__file__).parent / PACKAGE / "build.py"
-    spec = importlib.util.spec_from_file_location("nanotf_native_build", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def build_native(target=None):
+    """Calls `build` of `nanotf.collectives.build`, which runs where nanotf cannot be imported."""
+    return runpy.run_path(str(Path(__file__).parent / PACKAGE / "build.py"))["build"](target)
 
 
 def absolute_links(text, source, version):
@@ -61,15 +52,7 @@ class BuildPython(build_py):
 
     def run(self):
         super().run()
-        build = load_build()
-        target = None if self.editable_mode else Path(self.build_lib) / PACKAGE
-        try:
-            build.build(target)
-        except Exception as error:
-            if os.environ.get("NANOTF_REQUIRE_NATIVE") == "1":
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            logging.warning("nanotf: installing without the native collectives: %s", reason)
+        build_native(None if self.editable_mode else Path(self.build_lib) / PACKAGE)
 
 
 class BuildNative(Command):
@@ -85,7 +68,7 @@ class BuildNative(Command):
         """Nothing to do."""
 
     def run(self):
-        for path in load_build().build():
+        for path in build_native():
             print(path)
 
 

@@ -23,10 +23,8 @@ import numpy as np
 
 from benchmarks import report
 from nanotf.collectives import HostsSpec, create_group
-from nanotf.collectives.engine import Engine
 from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import GroupOwner
 
 SIZES = (4 << 10, 256 << 10, 4 << 20, 32 << 20)
@@ -48,9 +46,8 @@ def _connected() -> tuple[int, int]:
 def _rank(
     owner: GroupOwner, hosts: HostsSpec, rank: int, fds: Sequence[int], results: Connection
 ) -> None:
-    kind = NativeEngine if owner.spec.implementation == "native" else PythonEngine
-    engine: Engine = kind(owner.spec, rank, owner.fd)
-    engine = HostsEngine(engine, hosts, fds if rank == 0 else (), owner.fd)
+    local = NativeEngine(owner.spec, rank, owner.fd)
+    engine = HostsEngine(local, hosts, fds if rank == 0 else (), owner.fd)
     found = []
     for nbytes in SIZES:
         values = np.ones(nbytes // 4, np.float32)

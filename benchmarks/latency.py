@@ -26,8 +26,7 @@ import numpy as np
 from nanotf.collectives import layout
 from nanotf.collectives import native_library as native
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.python_engine import PythonEngine
-from nanotf.collectives.spec import IMPLEMENTATIONS, GroupSpec, create_group
+from nanotf.collectives.spec import GroupSpec, create_group
 from nanotf.machine.interpreter import python_command
 
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
@@ -42,11 +41,7 @@ def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[R
     Returns:
         For each size: its bytes, the times of the all-reduces and of the memcpys, in seconds.
     """
-    engine: Any
-    if spec.implementation == "native":
-        engine = NativeEngine(spec, rank, fd)
-    else:
-        engine = PythonEngine(spec, rank, fd)
+    engine = NativeEngine(spec, rank, fd)
     rows = []
     for nbytes in sizes:
         values = np.zeros(nbytes // 4, np.float32)
@@ -79,10 +74,8 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
+def _reducer(engine: NativeEngine, values: np.ndarray[Any, Any]) -> Callable[[], object]:
     """Returns a function that all-reduces `values` in place, with as little Python as possible."""
-    if not isinstance(engine, NativeEngine):
-        return lambda: engine.all_reduce([values], 1)
     shapes = (ctypes.c_int64 * 2)(1, values.size)
     call = native.NanotfCall(1, b"all_reduce(sum)", b"float32", shapes, 1)
     fragment = native.Fragment(values.ctypes.data, values.ctypes.data, values.nbytes)
@@ -105,9 +98,9 @@ def _cores(rank: int, size: int) -> list[int]:
     return cores[begin : begin + share]
 
 
-def run(size: int, implementation: str | None, sizes: Sequence[int], **options: Any) -> None:
+def run(size: int, sizes: Sequence[int], **options: Any) -> None:
     """Spawns the ranks and prints rank 0's table."""
-    with create_group(size, implementation=implementation, deadline=60.0, **options) as owner:
+    with create_group(size, deadline=60.0, **options) as owner:
         task = base64.b64encode(pickle.dumps((owner.spec, owner.fd, list(sizes))))
         command = python_command("benchmarks.latency", "--task", task.decode())
         ranks = [
@@ -122,9 +115,7 @@ def run(size: int, implementation: str | None, sizes: Sequence[int], **options: 
         if any(rank.wait(30) for rank in ranks):
             raise SystemExit("a rank failed; see above")
         rows = pickle.loads(base64.b64decode(output))
-        print(
-            f"{size} ranks, {owner.spec.implementation}, chunk {owner.spec.chunk_bytes >> 10} KiB"
-        )
+        print(f"{size} ranks, chunk {owner.spec.chunk_bytes >> 10} KiB")
     print(f"{'':>12} {'median':>34}      {'best':>33}")
     columns = f"{'all-reduce':>12} {'GB/s':>6} {'memcpy':>12} {'ratio':>6}"
     print(f"{'bytes':>12} {columns} {columns}")
@@ -144,7 +135,6 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--implementation", choices=IMPLEMENTATIONS)
     parser.add_argument("--chunk", type=int, help="bytes of a chunk")
     parser.add_argument("--symmetric", type=int, help="largest all-reduce in one step, in bytes")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="in bytes")
@@ -162,7 +152,7 @@ def main() -> None:
         extra["chunk_bytes"] = options.chunk
     if options.symmetric is not None:
         extra["symmetric_bytes"] = options.symmetric
-    run(options.ranks, options.implementation, options.sizes, **extra)
+    run(options.ranks, options.sizes, **extra)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Facts:
     usage: Usage
     build: TensorFlowBuild
     installed: Installed
-    native: tuple[bool, str]  # whether the compiled collectives can be used, and why or why not
+    native: tuple[bool, str]  # whether the native library can be used, and why or why not
     environ: Mapping[str, str]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nanotf.cli.facts import Facts
 from nanotf.cli.picture import count, gigabytes, ranges
 from nanotf.cli.usage import BusyProcess
-from nanotf.collectives.native_library import python_wanted
+from nanotf.collectives.native_library import REMEDY
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
 from nanotf.machine import environment, shell_state
 from nanotf.machine.cpus import Machine
@@ -49,6 +49,7 @@ def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
     """
     found = [
         *_of_tensorflow(facts.build, facts.system),
+        *_of_native(facts),
         *_of_cores(facts, testing),
         *_of_pinning(facts),
         *_of_plan(facts, chosen),
@@ -345,16 +346,15 @@ def _of_variables(
         yield Finding(severity, text, fix)
 
 
-def _of_speed(facts: Facts) -> Iterator[Finding]:
+def _of_native(facts: Facts) -> Iterator[Finding]:
     usable, why = facts.native
     if not usable:
         yield Finding(
-            "warning",
-            f"Gradients are exchanged by the pure-Python implementation: {why}.",
-            "unset NANOTF_NATIVE."
-            if python_wanted(facts.environ)
-            else "Install a C++ compiler (g++), then python -m nanotf.collectives.build.",
+            "error", f"Several workers are refused without nanotf's native library: {why}.", REMEDY
         )
+
+
+def _of_speed(facts: Facts) -> Iterator[Finding]:
     if facts.processor.flags and not facts.processor.has_bfloat16:
         yield Finding(
             "note",

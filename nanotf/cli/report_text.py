@@ -39,7 +39,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the title and text of each line of facts; one without a title continues the last."""
     nanotf, python, platform = report["nanotf"], report["python"], report["platform"]
     collectives = nanotf["collectives"]
-    kind = "native" if collectives["native"] else "pure Python"
+    kind = "native" if collectives["native"] else "missing"
     yield "nanotf", f"{nanotf['version']} ({nanotf['location']})"
     yield "collectives", f"{kind} ({collectives['reason']})"
     yield "python", f"{python['version']} ({python['executable']})"

@@ -11,10 +11,9 @@ May import `compat`, `machine` and `wire`.
 
 - `spec.py`: the parent's side: the memory, its specification, abort.
 - `group.py`: the worker's side, on tensors.
-- `engine.py`: the interface of an implementation, on NumPy arrays.
-- `native/`, `native_library.py`, `native_engine.py`: the C++ implementation.
-  `native/layout.h` states the protocol.
-- `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
+- `engine.py`: the interface of an engine, on NumPy arrays.
+- `native/`, `native_library.py`, `native_engine.py`: the engine of one host, in C++.
+  `native/layout.h` states the protocol; `layout.py` has the numbers that the parent needs.
 - `description.py`: texts by which ranks compare their calls.
 - `launcher.py`: moves TensorFlow's own collectives through a group.
 - `lazy.py`: leaves out exchanges whose results a graph does not read.
@@ -31,7 +30,7 @@ from nanotf import lazy_names
 
 if TYPE_CHECKING:
     from nanotf.collectives.group import Group
-    from nanotf.collectives.native_library import native_status, rule_out
+    from nanotf.collectives.native_library import native_status
     from nanotf.collectives.peers import HostsSpec
     from nanotf.collectives.spec import GroupOwner, GroupSpec, create_group
 
@@ -42,14 +41,12 @@ __all__ = [
     "HostsSpec",
     "create_group",
     "native_status",
-    "rule_out",
 ]
 
 _HOMES = {
     "Group": ".group",
     "HostsSpec": ".peers",
     "native_status": ".native_library",
-    "rule_out": ".native_library",
     "GroupOwner": ".spec",
     "GroupSpec": ".spec",
     "create_group": ".spec",

@@ -6,13 +6,14 @@ One build serves every supported TensorFlow and Python on this machine.
 
 Uses only the standard library, because `setup.py` runs it in an empty environment.
 
-Environment variables read: `CXX` (the compiler; default: the first of `COMPILERS` found),
-`CXXFLAGS`.
+Environment variables read: `CXX` (the compiler; default: the first of `COMPILERS` found, else
+that of the package ziglang), `CXXFLAGS`.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
 import os
 import shlex
 import shutil
@@ -22,6 +23,9 @@ import tempfile
 from pathlib import Path
 
 COMPILERS = ("c++", "g++", "clang++")
+# The package ziglang has clang and all headers. Its own default is the processor of this machine,
+# but pip keeps wheels, and images move. -s strips 7 MB of symbols of its C++ library.
+_ZIG = ("-m", "ziglang", "c++", "-mcpu=baseline", "-s")
 SOURCES = Path(__file__).with_name("native")
 
 _FLAGS = [
@@ -51,9 +55,11 @@ def compiler() -> list[str]:
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, *_ZIG]
     raise BuildError(
-        f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH. "
-        "Install one, or set CXX."
+        f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH, and no "
+        "package ziglang. `pip install ziglang`, or install a compiler, or set CXX."
     )
 
 

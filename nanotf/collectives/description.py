@@ -1,4 +1,4 @@
-"""Descriptions of calls, for peers and people: `native/description.h` in pure Python."""
+"""Descriptions of calls, for other hosts and people, as `native/description.h` has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 4  # tensors in a summary
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveDescription:
-    """A description of a collective call. Ranks raise if their descriptions differ."""
+    """A description of a collective call. Hosts raise if their descriptions differ."""
 
     name: str  # such as "all_reduce(sum)"
     tensors: Sequence[str] = ()  # such as "float32[2, 3]"
@@ -28,23 +28,10 @@ class CollectiveDescription:
         return f"{self.name} of {', '.join(self.tensors[:_SHOWN])}{more}"
 
     @property
-    def details(self) -> bytes:
-        """The full text for peers: a line for the name and one for each tensor."""
-        return "\n".join([self.name, *self.tensors]).encode()
-
-    @property
     def signature(self) -> int:
-        """A 64-bit hash of the details, of two checksums: one would miss too many differences."""
-        details = self.details
+        """A 64-bit hash, of two checksums: one would miss too many differences."""
+        details = "\n".join([self.name, *self.tensors]).encode()
         return zlib.crc32(details) << 32 | zlib.adler32(details)
-
-    def side(self, at: int) -> str:
-        """Describes this call for people. Tensor `at`, if it exists, is the first that differs."""
-        count = len(self.tensors)
-        if count < 2:
-            return self.summary
-        more = f", tensor {at + 1}: {self.tensors[at]}" if at < count else ""
-        return f"{self.name} of {count} tensors{more}"
 
 
 def describe(
@@ -62,16 +49,3 @@ def describe(
             dims[0] = "*"
         tensors.append(f"{array.dtype.name}[{', '.join(dims)}]")
     return CollectiveDescription(name, tensors)
-
-
-def difference(first: bytes, rank: int, other: bytes) -> str:
-    """Describes for people how the details of rank 0 and of another rank differ."""
-    a, b = (CollectiveDescription(name, tensors) for name, *tensors in map(_lines, (first, other)))
-    pairs = enumerate(zip(a.tensors, b.tensors, strict=False))
-    both = min(len(a.tensors), len(b.tensors))
-    at = next((number for number, (one, two) in pairs if one != two), both)
-    return f"rank 0: {a.side(at)}; rank {rank}: {b.side(at)}"
-
-
-def _lines(details: bytes) -> list[str]:
-    return details.decode().split("\n")

@@ -1,4 +1,4 @@
-"""The interface of an implementation: collectives on NumPy arrays, one object per rank."""
+"""The interface of an engine: collectives on NumPy arrays, one object per rank."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class Engine(abc.ABC):
     All collectives raise `CollectiveError` on every rank when ranks call different collectives,
     when a rank exits, leaves or aborts, and when the deadline of the group passes.
     """
+
+    # By which the native ops find the group; None if only these methods run its collectives.
+    handle: int | None = None
 
     def __init__(self, spec: GroupSpec, rank: int) -> None:
         if not 0 <= rank < spec.size:

@@ -22,10 +22,10 @@ from nanotf.collectives.engine import (
 )
 from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.native_library import OPS_LIBRARY, NativeUnusable
+from nanotf.collectives.native_library import OPS_LIBRARY
 from nanotf.collectives.peers import HostsSpec
-from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import GroupSpec
+from nanotf.console import logger
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.wire.failures import Failure
 
@@ -33,19 +33,23 @@ Tensor = Any  # tf.Tensor; TensorFlow ships no usable types
 
 
 @functools.cache
-def _ops() -> Any:
-    """Loads the native ops and returns TensorFlow's wrappers."""
+def load_ops() -> Any:
+    """Loads the native ops.
+
+    Returns:
+        TensorFlow's wrappers; None, after a warning, if this TensorFlow cannot load them.
+    """
     try:
         ops = tf.load_op_library(os.fspath(OPS_LIBRARY))
+        if hasattr(ops, "nanotf_all_reduce"):
+            return ops
+        # The library has logged the function that it did not find.
+        why = f"{OPS_LIBRARY.name} does not support TensorFlow {tf.__version__}'s C API"
     except (tf.errors.OpError, OSError) as error:
         text = getattr(error, "message", None) or str(error)
-        raise NativeUnusable(f"TensorFlow cannot load {OPS_LIBRARY.name}: {text}") from error
-    if not hasattr(ops, "nanotf_all_reduce"):
-        # The library has logged the function that it did not find.
-        raise NativeUnusable(
-            f"{OPS_LIBRARY.name} does not support TensorFlow {tf.__version__}'s C API"
-        )
-    return ops
+        why = f"TensorFlow cannot load {OPS_LIBRARY.name}: {text}"
+    logger.warning("Steps call the collectives through Python, which is slower: %s.", why)
+    return None
 
 
 class Group:
@@ -70,7 +74,7 @@ class Group:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._handle = engine, engine.handle
         self.spec = engine.spec
         self.rank = engine.rank
         self.size = engine.size
@@ -98,16 +102,9 @@ class Group:
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
                 is taken.
-            NativeUnusable: if the specification says "native" and TensorFlow cannot load the ops.
         """
         local = rank if hosts is None else rank - hosts.ranks(hosts.index)[0]
-        engine: Engine
-        if spec.implementation == "native":
-            if hosts is None:  # with hosts, Python code runs the collectives, see `_native`
-                _ops()
-            engine = NativeEngine(spec, local, fd)
-        else:
-            engine = PythonEngine(spec, local, fd)
+        engine = NativeEngine(spec, local, fd)
         return cls(engine if hosts is None else HostsEngine(engine, hosts, connections, fd))
 
     def all_reduce(self, tensor: Tensor, key: int, op: str = "sum") -> Tensor:
@@ -136,9 +133,9 @@ class Group:
         key, op = check_key(key), check_reduction(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         check_reducible([tensor.dtype.name for tensor in tensors])
-        if self._native:
+        if self._ops is not None:
             with self._translated():
-                run = _ops().nanotf_sum if if_read else _ops().nanotf_all_reduce
+                run = self._ops.nanotf_sum if if_read else self._ops.nanotf_all_reduce
                 guard = lazy.guard(if_read)
                 found = run(tensors=tensors, group=self._handle, key=key, reduction=op, **guard)
                 return [lazy.noted(result, if_read) for result in found]
@@ -167,9 +164,9 @@ class Group:
         begin, end = part_of(
             self.rank, self.size, sum(tensor.shape.num_elements() for tensor in tensors)
         )
-        if self._native:
+        if self._ops is not None:
             with self._translated():
-                part = _ops().nanotf_reduce_scatter(
+                part = self._ops.nanotf_reduce_scatter(
                     tensors=tensors, group=self._handle, key=key, length=end - begin
                 )
                 return tf.ensure_shape(part, [end - begin])
@@ -191,10 +188,12 @@ class Group:
         key = check_key(key)
         part = tf.convert_to_tensor(part)
         likes = [tf.convert_to_tensor(tensor) for tensor in likes]
-        if self._native:
+        if self._ops is not None:
             with self._translated():
                 return list(
-                    _ops().nanotf_gather_parts(part=part, like=likes, group=self._handle, key=key)
+                    self._ops.nanotf_gather_parts(
+                        part=part, like=likes, group=self._handle, key=key
+                    )
                 )
         results = self._in_python(
             lambda array, *arrays: self._engine.gather_parts(array, arrays, key),
@@ -219,9 +218,9 @@ class Group:
         tensor = _movable(tf.convert_to_tensor(tensor), "all_gather")
         if tensor.shape.rank is not None:
             check_rows(tensor.shape.rank)
-        if self._native:
+        if self._ops is not None:
             with self._translated():
-                op = _ops().nanotf_join if if_read else _ops().nanotf_all_gather
+                op = self._ops.nanotf_join if if_read else self._ops.nanotf_all_gather
                 found = op(tensor=tensor, group=self._handle, key=key, **lazy.guard(if_read))
                 return lazy.noted(found, if_read)
         results = self._in_python(
@@ -248,9 +247,9 @@ class Group:
                 f"root must be a rank, 0 to {self.size - 1}. Received: root={root}."
             )
         tensor = _movable(tf.convert_to_tensor(tensor), "broadcast")
-        if self._native:
+        if self._ops is not None:
             with self._translated():
-                return _ops().nanotf_broadcast(
+                return self._ops.nanotf_broadcast(
                     tensor=tensor, group=self._handle, key=key, root=root
                 )
         results = self._in_python(
@@ -263,8 +262,8 @@ class Group:
         key = check_key(key)
         if tf.executing_eagerly():
             return self._engine.barrier(key)
-        if self._native:
-            return _ops().nanotf_barrier(group=self._handle, key=key)
+        if self._ops is not None:
+            return self._ops.nanotf_barrier(group=self._handle, key=key)
 
         def run() -> list[Any]:
             self._engine.barrier(key)
@@ -287,7 +286,7 @@ class Group:
     @property
     def stamps(self) -> bool:
         """True if `stamp` can measure how long steps wait for their data."""
-        return self._native
+        return self._ops is not None
 
     def stamp(self, tensor: Tensor) -> Any:
         """Marks the moment when a step's data have arrived.
@@ -298,7 +297,7 @@ class Group:
         Returns:
             In a `tf.function` the op; the rest of the step should depend on it.
         """
-        return _ops().nanotf_stamp(tensor=tensor, group=self._handle, key=0)
+        return self._ops.nanotf_stamp(tensor=tensor, group=self._handle, key=0)
 
     def failures(self) -> tuple[int, Failure | None]:
         """Returns the number of this rank's failed collectives and the last failure.
@@ -327,14 +326,13 @@ class Group:
                 raise  # TensorFlow's own error: no collective has failed
             raise CollectiveError(failure.message) from None
 
-    @property
-    def _native(self) -> bool:
-        return isinstance(self._engine, NativeEngine)
+    @functools.cached_property
+    def _ops(self) -> Any:
+        """TensorFlow's wrappers of the native ops; None if steps call the engine's methods.
 
-    @property
-    def _handle(self) -> int:
-        assert isinstance(self._engine, NativeEngine)
-        return self._engine.handle
+        Loaded by a collective and not earlier: the user sees a worker's warnings during calls.
+        """
+        return None if self._handle is None else load_ops()
 
     def _in_python(
         self,

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.collectives import layout
 from nanotf.collectives.description import CollectiveDescription, describe
 from nanotf.collectives.engine import (
     Array,
@@ -165,8 +164,9 @@ class HostsEngine(Engine):
         if self._peers is not None and is_new:
             self._peers.tell_all(failure)
             # Without a rank, which tells `_seen_from_all` that ranks are counted over all hosts.
-            own = self._local.spec.layout.region(self._local.rank) + layout.RANK_RECORD
-            write_abort_record(self._memory, own, dataclasses.replace(failure, rank=-1))
+            places = self._local.spec.layout
+            own = places.region(self._local.rank) + places.rank_record
+            write_abort_record(self._memory, places, own, dataclasses.replace(failure, rank=-1))
         return CollectiveError(failure.message)
 
     def _seen_from_all(self, failure: Failure) -> Failure:

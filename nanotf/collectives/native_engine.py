@@ -1,4 +1,4 @@
-"""The C++ implementation (`native/`), called through ctypes on NumPy arrays.
+"""The engine of one host: `native/`, called through ctypes on NumPy arrays.
 
 `group.py` calls the same library through TensorFlow ops. Both use one handle.
 """

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nanotf.collectives import layout
+from nanotf.errors import NanoError
 
 LIBRARY = Path(__file__).with_name("_shm.so")
 OPS_LIBRARY = Path(__file__).with_name("_ops.so")
+REMEDY = (
+    "`python -m nanotf.collectives.build` builds it, with a C++ compiler or `pip install ziglang`."
+)
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
@@ -122,7 +125,7 @@ def load() -> ctypes.CDLL:
         "abort": (ctypes.c_int, [handle, ctypes.c_char_p]),
         "failures": (ctypes.c_int64, [handle, failure]),
         "close": (ctypes.c_int, [handle]),
-        "layout": (ctypes.c_int, [size, size, size, ctypes.POINTER(size)]),
+        "layout_of": (None, [size, size, size, ctypes.POINTER(layout.Layout)]),
         "vectors": (ctypes.c_char_p, []),
         "scan_records": (
             None,
@@ -136,46 +139,38 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def native_layout(size: int, chunk_bytes: int, nodes: int = 1) -> list[int]:
-    """Returns the numbers of `native/layout.h`, in the order of `nanotf_layout`."""
-    numbers = (ctypes.c_uint64 * 64)()
-    return list(numbers[: load().nanotf_layout(size, chunk_bytes, nodes, numbers)])
-
-
-class NativeUnusable(Exception):
-    """TensorFlow cannot load the ops. Raised in workers, the only processes that load them."""
-
-
-_unusable: list[str] = []
-
-
-def rule_out(reason: str) -> None:
-    """Makes `native_status` return False from now on, with a reason that a worker has found."""
-    _unusable.append(reason)
-
-
-def python_wanted(environ: Mapping[str, str]) -> bool:
-    """Returns True if the user has ruled out the native implementation."""
-    return environ.get("NANOTF_NATIVE") == "0"
+def layout_of(size: int, chunk_bytes: int, nodes: int = 1) -> layout.Layout:
+    """Describes the memory of a group; arguments as in `GroupSpec`."""
+    found = layout.Layout()
+    load().nanotf_layout_of(size, chunk_bytes, nodes, found)
+    return found
 
 
 def native_status() -> tuple[bool, str]:
-    """Returns whether the native implementation is usable, and the reason. Takes about 1 ms.
+    """Returns whether the library is usable, and the reason. Takes about 1 ms.
 
-    Only a worker finds out if TensorFlow can load the ops; see `rule_out`.
-
-    Environment variables read: `NANOTF_NATIVE`; 0 forces the pure-Python implementation.
+    Only a worker finds out if TensorFlow can load the ops; see `group.load_ops`.
     """
-    if python_wanted(os.environ):
-        return False, "NANOTF_NATIVE=0"
-    if _unusable:
-        return False, _unusable[0]
     for path in (LIBRARY, OPS_LIBRARY):
         if not path.exists():
             return False, f"{path.name} was not built"
     try:
-        if native_layout(2, 4096)[0] != layout.MAGIC:
+        if layout_of(2, 4096).magic != layout.MAGIC:
             return False, f"{LIBRARY.name} is from another version; rebuild it"
         return True, f"{LIBRARY.name}, {load().nanotf_vectors().decode()}"
     except (OSError, AttributeError) as error:  # AttributeError: it lacks a function
         return False, f"{LIBRARY.name} cannot be loaded: {error}"
+
+
+def check_available(use: str, otherwise: str = "") -> None:
+    """Raises `NanoError` if the native library cannot be used here.
+
+    Args:
+        use: what needs it, as the beginning of a sentence: "Several workers need".
+        otherwise: what to do instead, a sentence.
+    """
+    available, reason = native_status()
+    if not available:
+        raise NanoError(
+            f"{use} nanotf's native library. Received: {reason}. {REMEDY} {otherwise}".rstrip()
+        )

@@ -7,13 +7,12 @@ of `/dev/shm` does not limit it. Pages are allocated on first write, so the size
     4 KiB + size x (12 KiB + size x 128 B, in whole pages + 16 x 4 x (chunk + chunk / size)),
 
 is only address space. In ordinary training a rank uses two of the 16 slots, at most 4 x chunk
-bytes each: 1 MiB for the native implementation, 8 MiB for the Python implementation.
+bytes each: 1 MiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import mmap
 import os
 import secrets
@@ -22,18 +21,16 @@ import weakref
 from types import TracebackType
 
 from nanotf.collectives import layout
-from nanotf.collectives.native_library import native_status, python_wanted
-from nanotf.console import logger
+from nanotf.collectives.native_library import check_available, layout_of
 from nanotf.errors import InvalidArgumentError
 from nanotf.wire.failures import Failure, FailureKind
 from nanotf.wire.memory_files import anonymous_file
 
-IMPLEMENTATIONS = ("native", "python")
 REDUCTIONS = ("sum", "min", "max")
 DEFAULT_DEADLINE = 600.0  # s
 
 # Measured with benchmarks/latency.py.
-_CHUNK_BYTES = {"native": 128 << 10, "python": 1 << 20}
+_CHUNK_BYTES = 128 << 10
 _SPIN_SECONDS = 50e-6
 _READ_DURING_A_WAIT = 50 << 10  # bytes
 
@@ -44,10 +41,8 @@ class GroupSpec:
 
     size: int  # number of ranks
     nonce: int  # random, to reject the descriptor of another group
-    implementation: str  # one of `IMPLEMENTATIONS`, the same on all ranks
     chunk_bytes: int  # bytes per round of the protocol; a multiple of 64
-    # All-reduces above this take two steps: each rank reduces a part, then all copy the results
-    # (native implementation).
+    # All-reduces above this take two steps: each rank reduces a part, then all copy the results.
     symmetric_bytes: int
     # Number of NUMA nodes: the first `size // nodes` ranks are on the first node, and so on.
     # All-reduces in two steps then cross from node to node once. 1 if nodes have different numbers
@@ -59,17 +54,19 @@ class GroupSpec:
     @property
     def layout(self) -> layout.Layout:
         """The offsets in the shared memory."""
-        return layout.Layout(self.size, self.chunk_bytes, self.nodes)
+        return layout_of(self.size, self.chunk_bytes, self.nodes)
 
 
-def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
+def write_abort_record(
+    memory: mmap.mmap, places: layout.Layout, offset: int, failure: Failure
+) -> None:
     """Writes an abort record at `offset` if it is not set, then the group's abort flag."""
     # In this order: who sees the flag finds the record's first word, and with that the record.
     if struct.unpack_from("<I", memory, offset)[0] == 0:
-        raw, begin = bytes(layout.RawFailure.of(failure)), offset + layout.RECORD_FAILURE
+        raw, begin = bytes(layout.RawFailure.of(failure)), offset + places.record_failure
         memory[begin : begin + len(raw)] = raw
         struct.pack_into("<I", memory, offset, 1)
-    struct.pack_into("<I", memory, layout.ABORTED, 1)
+    struct.pack_into("<I", memory, places.aborted, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +90,17 @@ class GroupOwner:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.fd = anonymous_file(spec.layout.total_bytes, fixed=True)
+        self._layout = spec.layout
+        self.fd = anonymous_file(self._layout.total_bytes, fixed=True)
         self._closer = weakref.finalize(self, os.close, self.fd)
         # Only the common page: the parent does not use the ranks' regions, and pages that it
         # touched there would be on its own NUMA node.
-        self._common = mmap.mmap(self.fd, layout.PAGE)
+        self._common = mmap.mmap(self.fd, self._layout.page)
         struct.pack_into(
             "<5Q",
             self._common,
             0,
-            layout.MAGIC,
+            self._layout.magic,
             spec.nonce,
             spec.size,
             spec.chunk_bytes,
@@ -119,29 +117,29 @@ class GroupOwner:
         """
         if not self._common.closed:
             failure = Failure(FailureKind.ABORTED, -1, text)
-            write_abort_record(self._common, layout.COMMON_RECORD, failure)
+            write_abort_record(self._common, self._layout, self._layout.common_record, failure)
 
     def waits(self) -> list[CollectiveWait]:
         """Returns the collectives in which a rank waits for others that have not arrived."""
         return [wait for rank in range(self.spec.size) for wait in self._waits_of(rank)]
 
     def _waits_of(self, rank: int) -> list[CollectiveWait]:
-        places, found = self.spec.layout, []
+        places, found = self._layout, []
         peers = [peer for peer in range(self.spec.size) if peer != rank]
-        for slot, tag in enumerate(self._words(places.region(rank) + layout.TAGS, layout.SLOTS)):
+        for slot, tag in enumerate(self._words(places.region(rank) + places.tags, places.slots)):
             missing = tuple(p for p in peers if tag and not self._has_come(p, rank, slot, tag))
-            header = places.region(rank) + layout.SLOT_HEADERS + slot * layout.SLOT_HEADER_BYTES
+            header = places.region(rank) + places.slot_headers + slot * places.slot_header_bytes
             if missing:
-                length = struct.unpack("<I", os.pread(self.fd, 4, header + layout.TEXT_LENGTH))[0]
-                text = os.pread(self.fd, min(length, layout.TEXT_BYTES), header + layout.TEXT)
+                length = struct.unpack("<I", os.pread(self.fd, 4, header + places.text_length))[0]
+                text = os.pread(self.fd, min(length, places.text_bytes), header + places.text)
                 found.append(CollectiveWait(rank, missing, tag, text.decode(errors="replace")))
         return found
 
     def _has_come(self, peer: int, rank: int, slot: int, tag: int) -> bool:
-        region = self.spec.layout.region(peer)
-        place = layout.ACKNOWLEDGEMENTS + (rank * layout.SLOTS + slot) * 8
+        region = self._layout.region(peer)
+        place = self._layout.acknowledgements + (rank * self._layout.slots + slot) * 8
         # In this order: a peer acknowledges a tag of its own before it overwrites the tag.
-        here = tag in self._words(region + layout.TAGS, layout.SLOTS)
+        here = tag in self._words(region + self._layout.tags, self._layout.slots)
         return here or self._words(region + place, 1)[0] == tag
 
     def _words(self, offset: int, count: int) -> tuple[int, ...]:
@@ -170,7 +168,6 @@ def create_group(
     *,
     nodes: int = 1,
     deadline: float = DEFAULT_DEADLINE,
-    implementation: str | None = None,
     chunk_bytes: int | None = None,
     symmetric_bytes: int | None = None,
     spin_seconds: float | None = None,
@@ -179,17 +176,17 @@ def create_group(
 
     Args:
         size: number of ranks.
-        nodes: as in `GroupSpec`. The Python implementation ignores it.
+        nodes: as in `GroupSpec`.
         deadline: seconds, for each wait for other ranks.
-        implementation: one of `IMPLEMENTATIONS`. `None` means "native" if the library was built and
-            `NANOTF_NATIVE` is not 0, else "python". The log then gives the reason once.
         chunk_bytes: see `GroupSpec`; the default was measured.
         symmetric_bytes: see `GroupSpec`; `_symmetric_bytes` gives the default.
         spin_seconds: `None` spins 50 us, but not at all with more ranks than cores: a spinning rank
             would keep the rank that it waits for from running.
 
-    Environment variables read: `NANOTF_NATIVE`.
+    Raises:
+        NanoError: The native library, by which ranks attach, cannot be used on this host.
     """
+    check_available("Several workers need")
     if not 1 <= size <= layout.MAX_SIZE:
         raise InvalidArgumentError(
             f"size must be 1 to {layout.MAX_SIZE}. Received: size={size}. "
@@ -199,16 +196,15 @@ def create_group(
         raise InvalidArgumentError(
             f"deadline must be positive. Received: deadline={deadline}. Pass seconds."
         )
-    implementation = _choose(implementation)
     if nodes < 1 or size % nodes:
         raise InvalidArgumentError(
             f"nodes must divide size into equal numbers of ranks. Received: nodes={nodes}, "
             f"size={size}. Omit nodes if the nodes have different numbers of ranks."
         )
-    if implementation == "python" or size == nodes:
+    if size == nodes:
         nodes = 1
     if chunk_bytes is None:
-        chunk_bytes = _CHUNK_BYTES[implementation]
+        chunk_bytes = _CHUNK_BYTES
     if chunk_bytes < layout.LINE * size or chunk_bytes % layout.LINE:
         raise InvalidArgumentError(
             f"chunk_bytes must be a multiple of {layout.LINE}, and at least that much per rank. "
@@ -222,7 +218,6 @@ def create_group(
         GroupSpec(
             size=size,
             nonce=secrets.randbits(63),
-            implementation=implementation,
             chunk_bytes=chunk_bytes,
             symmetric_bytes=symmetric_bytes,
             nodes=nodes,
@@ -241,33 +236,6 @@ def _symmetric_bytes(size: int) -> int:
     read equally much either way.
     """
     return 1 << 62 if size <= 2 else _READ_DURING_A_WAIT * size // ((size - 1) * (size - 2))
-
-
-def _choose(implementation: str | None) -> str:
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise InvalidArgumentError(
-            f"implementation must be one of {IMPLEMENTATIONS} or None. "
-            f"Received: implementation={implementation!r}."
-        )
-    if implementation == "python":
-        return implementation
-    available, reason = native_status()
-    if not available and implementation == "native":
-        raise InvalidArgumentError(
-            "implementation='native' needs the compiled library. "
-            f"Received: {reason}. Run `python -m nanotf.collectives.build`."
-        )
-    if not available and not python_wanted(os.environ):
-        _warn_of_python(reason)
-    return "native" if available else "python"
-
-
-@functools.cache
-def _warn_of_python(reason: str) -> None:
-    logger.warning(
-        "Workers exchange gradients in pure Python, which is slower: %s. See `nanotf doctor`.",
-        reason,
-    )
 
 
 def _cores() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from nanotf.collectives.native_library import check_available
 from nanotf.compat.versions import check_keras
 from nanotf.errors import NanoError
 from nanotf.machine import topology
@@ -99,6 +100,9 @@ class Where:
         check_may_start(f"{method}(num_processes={self.size})")
         if gpu.devices():
             return None
+        if self.transport == "shm":  # now: before readers start, and the model is built
+            otherwise = 'On one host, transport="grpc" does without it; it opens ports.'
+            check_available("Several workers need", otherwise)
         wanted = self.size, self.cores_per_process, self.cores
         return backends.plan(self.backend, *wanted, self.avoid)
 

@@ -199,8 +199,6 @@ class Pool:
             text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
             failure.retry = message.retry
-            if message.native_unusable is not None:
-                collectives.rule_out(message.native_unusable)  # the next try does without it
             raise failure
         assert isinstance(message, kind), message
         return message

@@ -126,11 +126,9 @@ class SetupFailed(Message):
     """Worker -> parent: the strategy could not be made."""
 
     rank: int
-    # Whether starting again may help: with new ports, or without the native collectives.
-    retry: bool
+    retry: bool  # whether starting again, with new ports, may help
     summary: str  # the exception in one line
     traceback: str
-    native_unusable: str | None = None  # why the native collectives cannot be used here
 
 
 @dataclasses.dataclass(frozen=True)

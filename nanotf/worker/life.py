@@ -12,7 +12,6 @@ import sys
 import traceback
 from typing import Any
 
-from nanotf.collectives.native_library import NativeUnusable
 from nanotf.pool.transports import NO_TRANSPORT, READS
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -37,11 +36,9 @@ def _setup(
     try:
         made = _session(transport)(rank, channel, setup, fds)
     except BaseException as error:
-        unusable = str(error) if isinstance(error, NativeUnusable) else None
-        # The next start takes another port, or does without the native operations.
-        retry = isinstance(error, (NativeUnusable, PortTaken))
+        retry = isinstance(error, PortTaken)  # the next start takes another port
         summary = f"{type(error).__name__}: {error}"
-        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
+        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc()))
         return None
     return made
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import mmap
 import os
 import random
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -16,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from collective_runner import make_engine, wait_for
+from collective_runner import wait_for
 
-from nanotf.collectives import layout
 from nanotf.collectives.engine import part_of
-from nanotf.collectives.shared_view import SharedView
+from nanotf.collectives.native_engine import NativeEngine
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure
 
@@ -35,11 +36,44 @@ REDUCIBLE = (*map(np.dtype, ("f4", "f8", "f2", "i4", "i8")), *BFLOAT16)
 MOVABLE = (*REDUCIBLE, *map(np.dtype, ("?", "i1", "u1", "i2", "u2", "u4", "u8", "c8", "c16")))
 CHUNK = 4096
 SYMMETRIC = 4 * CHUNK
+# Offsets in `RankHeader` and `SlotHeader` of native/layout.h.
+STATE, PID = 64, 68
+POSTED, REDUCED, SIGNATURE = 0, 64, 128
+
+
+class ForgedRank:
+    """A rank that attaches, and then writes to its first slot what no engine would write."""
+
+    def __init__(self, spec: Any, rank: int, fd: int) -> None:
+        self._places = spec.layout
+        self._memory = mmap.mmap(fd, self._places.total_bytes)
+        self._region, self._first = self._places.region(rank), self._places.region(0)
+        struct.pack_into("<I", self._memory, self._region + PID, os.getpid())
+        struct.pack_into("<I", self._memory, self._region + STATE, 1)
+
+    def copy_header(self) -> None:
+        """Copies the header of rank 0's first slot, after rank 0 has entered a call."""
+        wait_for(lambda: self._tag() != 0)
+        size = self._places.slot_header_bytes
+        theirs, own = (r + self._places.slot_headers for r in (self._first, self._region))
+        self._memory[own : own + size] = self._memory[theirs : theirs + size]
+
+    def set(self, field: int, value: int) -> None:
+        """Writes a word of the slot's header."""
+        place = self._region + self._places.slot_headers + field
+        struct.pack_into("<Q", self._memory, place, value)
+
+    def enter(self) -> None:
+        """Posts the tag of rank 0's call."""
+        struct.pack_into("<Q", self._memory, self._region + self._places.tags, self._tag())
+
+    def _tag(self) -> int:
+        return int(struct.unpack_from("<Q", self._memory, self._first + self._places.tags)[0])
 
 
 @contextlib.contextmanager
 def engine_of(spec: Any, rank: int, fd: int) -> Iterator[Any]:
-    engine = make_engine(spec, rank, fd)
+    engine = NativeEngine(spec, rank, fd)
     try:
         yield engine
     finally:
@@ -355,7 +389,7 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
         else:
             texts.append(error_of(engine.all_reduce, like(3, 4), 1))
         # Enough calls to use every slot again.
-        for _ in range(layout.SLOTS + 1):
+        for _ in range(spec.layout.slots + 1):
             assert engine.all_reduce([np.ones(9)], 1)[0][0] == spec.size
     return texts
 
@@ -367,12 +401,11 @@ def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) 
             failure = failure_of(engine, engine.all_reduce, [np.ones(3)] * 6, 42)
         (directory / f"failed-{rank}").touch()
         return failure
-    view = SharedView(spec, rank, fd)
-    wait_for(lambda: view.word(view.tag(0, 0)) != 0)
-    own = view.slot_header(rank, 0)
-    view.set_word(own + layout.SIGNATURE, 1)
-    view.set_word(own + layout.POSTED, 1)
-    view.set_word(view.tag(rank, 0), view.word(view.tag(0, 0)))
+    forged = ForgedRank(spec, rank, fd)
+    forged.copy_header()
+    forged.set(SIGNATURE, 1)
+    forged.set(POSTED, 1)
+    forged.enter()
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     for other in range(rank):
@@ -382,7 +415,7 @@ def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) 
 
 def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
     """Ends the last rank while the others run large all-reduces."""
-    engine = make_engine(spec, rank, fd)
+    engine = NativeEngine(spec, rank, fd)
     values = np.ones(200_000, np.float32)
     for _ in range(3):
         engine.all_reduce([values], 1)
@@ -456,14 +489,11 @@ def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> F
             failure = failure_of(engine, engine.all_reduce, [np.ones(CHUNK)], 42)
         (directory / "expired").touch()
         return failure
-    view = SharedView(spec, rank, fd)
-    wait_for(lambda: view.word(view.tag(0, 0)) != 0)
-    theirs, own = view.slot_header(0, 0), view.slot_header(rank, 0)
-    size = layout.SLOT_HEADER_BYTES
-    view.bytes[own : own + size] = view.bytes[theirs : theirs + size]
-    view.set_word(own + layout.POSTED, 1 << 40)
-    view.set_word(own + layout.REDUCED, 0)
-    view.set_word(view.tag(rank, 0), view.word(view.tag(0, 0)))
+    forged = ForgedRank(spec, rank, fd)
+    forged.copy_header()
+    forged.set(POSTED, 1 << 40)
+    forged.set(REDUCED, 0)
+    forged.enter()
     wait_for((directory / "expired").exists)
     return None
 
@@ -492,25 +522,14 @@ def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
         engine.barrier(6)
 
 
-def last_numbers(spec: Any, rank: int, fd: int) -> str:
-    """Makes the last call of a key, and two after it; other keys still work."""
-    with engine_of(spec, rank, fd) as engine:
-        engine._calls[5] = 2**32 - 2
-        engine.barrier(5)
-        text = error_of(engine.barrier, 5)
-        assert error_of(engine.barrier, 5) == text
-        engine.barrier(6)
-        return text
-
-
 def never_attached(spec: Any, rank: int, fd: int) -> Failure | None:
     with engine_of(spec, rank, fd) as engine:
         return failure_of(engine, engine.barrier, 8)
 
 
 def attach_twice(spec: Any, rank: int, fd: int) -> str:
-    engine = make_engine(spec, rank, fd)
-    text = error_of(make_engine, spec, rank, fd)
+    engine = NativeEngine(spec, rank, fd)
+    text = error_of(NativeEngine, spec, rank, fd)
     engine.close()
     engine.close()
     assert "closed" in error_of(engine.barrier, 1)
@@ -522,4 +541,7 @@ def wrong_descriptor(spec: Any, rank: int, fd: int, nonce: int) -> list[str]:
 
     other = dataclasses.replace(spec, nonce=nonce)
     with Path(os.devnull).open("rb") as small:
-        return [error_of(make_engine, other, 0, fd), error_of(make_engine, spec, 0, small.fileno())]
+        return [
+            error_of(NativeEngine, other, 0, fd),
+            error_of(NativeEngine, spec, 0, small.fileno()),
+        ]

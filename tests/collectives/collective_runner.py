@@ -15,8 +15,6 @@ from typing import Any
 
 from template import Forked, Template
 
-IMPLEMENTATIONS = ("native", "python")
-
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -47,13 +45,6 @@ def template_of_ranks(module: str) -> Iterator[None]:
     finally:
         _template.close()
         _template = None
-
-
-def make_engine(spec: Any, rank: int, fd: int) -> Any:
-    from nanotf.collectives.native_engine import NativeEngine
-    from nanotf.collectives.python_engine import PythonEngine
-
-    return (NativeEngine if spec.implementation == "native" else PythonEngine)(spec, rank, fd)
 
 
 def run_ranks(

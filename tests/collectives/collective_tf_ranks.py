@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -13,17 +14,27 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.collectives import Group
+from nanotf.collectives import group as group_module
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.wire.failures import Failure
 
 REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-def everything(spec: Any, rank: int, fd: int) -> list[str]:
+def attached(spec: Any, rank: int, fd: int, with_ops: bool) -> Group:
+    """Returns a group; without ops, in a process whose TensorFlow cannot load them."""
+    if not with_ops:
+        group_module.OPS_LIBRARY = Path(__file__)
+    group = Group.attach(spec, rank, fd)
+    assert group.stamps == with_ops
+    return group
+
+
+def everything(spec: Any, rank: int, fd: int, with_ops: bool) -> list[str]:
     """Runs every check below; returns the texts of errors."""
     tf.config.threading.set_inter_op_parallelism_threads(4)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    group = Group.attach(spec, rank, fd)
+    group = attached(spec, rank, fd, with_ops)
     try:
         _eager(group)
         _in_function(group)

@@ -10,15 +10,15 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 import psutil
 import tensorflow as tf
+from collective_tf_ranks import attached
 
-from nanotf.collectives import Group
 from nanotf.region.strategy import WorkerStrategy
 
 
-def everything(spec: Any, rank: int, fd: int) -> list[Any]:
+def everything(spec: Any, rank: int, fd: int, with_ops: bool) -> list[Any]:
     """Runs every check below; returns the values that all ranks must agree on."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    group = Group.attach(spec, rank, fd)
+    group = attached(spec, rank, fd, with_ops)
     try:
         strategy = WorkerStrategy(rank, spec.size, group=group)
         _is_the_stock_strategy(strategy)

@@ -1,4 +1,4 @@
-"""Tests both implementations without TensorFlow: real processes, all collectives and failures."""
+"""Tests the native engine without TensorFlow: real processes, all collectives and failures."""
 
 from __future__ import annotations
 
@@ -11,33 +11,18 @@ from pathlib import Path
 import collective_ranks as ranks
 import pytest
 from collective_runner import (
-    IMPLEMENTATIONS,
     Outcome,
     run_ranks,
     values,
     wait_for,
 )
 
-from nanotf.collectives import create_group, native_status
+from nanotf.collectives import create_group
 from nanotf.errors import CollectiveError, InvalidArgumentError
 from nanotf.pool import stalls
 from nanotf.wire.failures import Failure, FailureKind
 
 RANKS = "collective_ranks"
-
-BOTH = pytest.mark.parametrize(
-    "implementation",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.skipif(
-                name == "native" and not native_status()[0], reason=native_status()[1]
-            ),
-        )
-        for name in IMPLEMENTATIONS
-    ],
-)
-
 
 SIZES = pytest.mark.parametrize("size", range(1, 6))
 
@@ -55,9 +40,9 @@ def nothing_is_left():
     assert state() == before
 
 
-def group(size, implementation, **options):
+def group(size, **options):
     options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": ranks.SYMMETRIC} | options
-    return create_group(size, implementation=implementation, deadline=30, **options)
+    return create_group(size, deadline=30, **options)
 
 
 def time_passes(seconds):
@@ -66,112 +51,98 @@ def time_passes(seconds):
     wait_for(lambda: time.monotonic() > end)
 
 
-@BOTH
 @SIZES
-def test_all_reduce_gives_equal_bits_on_all_ranks(implementation, size):
-    with group(size, implementation) as owner:
+def test_all_reduce_gives_equal_bits_on_all_ranks(size):
+    with group(size) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
     assert len(set(digests)) == 1
 
 
-@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 @pytest.mark.parametrize("vectors", ["baseline", "avx2"])
 def test_all_reduce_with_other_vector_instructions(vectors):
-    with group(3, "native") as owner:
+    with group(3) as owner:
         limits = {"NANOTF_VECTORS": vectors}
         digests = values(run_ranks(owner, ranks.reduce_everything, environment=limits))
     assert len(set(digests)) == 1
 
 
-@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 @pytest.mark.parametrize(
     ("size", "nodes"),
     [(4, 2), *(pytest.param(6, count, marks=pytest.mark.thorough) for count in (2, 3))],
 )
 def test_all_reduce_of_several_nodes(size, nodes):
     """Each node first reduces its own ranks' input."""
-    with group(size, "native", nodes=nodes) as owner:
+    with group(size, nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
     assert len(set(digests)) == 1
     for function in (ranks.reduce_many, ranks.scatter_and_gather):
-        with group(size, "native", nodes=nodes) as owner:
+        with group(size, nodes=nodes) as owner:
             values(run_ranks(owner, function))
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("size", "nodes"),
     [(8, 1), (8, 2), pytest.param(56, 2, marks=[pytest.mark.thorough, pytest.mark.timeout(900)])],
 )
-def test_more_ranks_than_cores(implementation, size, nodes):
-    with group(size, implementation, nodes=nodes) as owner:
+def test_more_ranks_than_cores(size, nodes):
+    with group(size, nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.take_turns))
     assert len(set(digests)) == 1
 
 
-@BOTH
 @pytest.mark.parametrize("size", [3, 5])
-def test_16_bit_floats_are_summed_in_float32(implementation, size):
-    with group(size, implementation) as owner:
+def test_16_bit_floats_are_summed_in_float32(size):
+    with group(size) as owner:
         values(run_ranks(owner, ranks.reduce_pieces_that_vanish))
 
 
-@BOTH
 @SIZES
-def test_all_reduce_of_many_tensors(implementation, size):
-    with group(size, implementation) as owner:
+def test_all_reduce_of_many_tensors(size):
+    with group(size) as owner:
         values(run_ranks(owner, ranks.reduce_many))
 
 
-@BOTH
 @SIZES
-def test_reduce_scatter_and_back(implementation, size):
-    with group(size, implementation) as owner:
+def test_reduce_scatter_and_back(size):
+    with group(size) as owner:
         values(run_ranks(owner, ranks.scatter_and_gather))
 
 
-@BOTH
 @SIZES
-def test_gather_and_broadcast(implementation, size):
-    with group(size, implementation) as owner:
+def test_gather_and_broadcast(size):
+    with group(size) as owner:
         values(run_ranks(owner, ranks.gather_and_broadcast))
 
 
-@BOTH
 @SIZES
-def test_barrier(implementation, size, tmp_path):
-    with group(size, implementation) as owner:
+def test_barrier(size, tmp_path):
+    with group(size) as owner:
         values(run_ranks(owner, ranks.barrier, tmp_path))
 
 
-@BOTH
 @SIZES
-def test_repeated_calls(implementation, size):
-    calls = 3000 if implementation == "native" else 300
-    with group(size, implementation) as owner:
-        values(run_ranks(owner, ranks.repeated, calls))
+def test_repeated_calls(size):
+    with group(size) as owner:
+        values(run_ranks(owner, ranks.repeated, 3000))
 
 
-@BOTH
 @pytest.mark.parametrize(("size", "threads"), [*((size, 2) for size in range(1, 6)), (3, 20)])
-def test_keys_in_different_orders(implementation, size, threads):
+def test_keys_in_different_orders(size, threads):
     """20 threads: more than a rank has slots."""
-    with group(size, implementation) as owner:
+    with group(size) as owner:
         values(run_ranks(owner, ranks.many_threads, threads, 30 if threads == 2 else 5))
 
 
-@BOTH
-def test_a_second_call_of_a_key_in_flight_is_refused(implementation, tmp_path):
-    with group(2, implementation) as owner:
+def test_a_second_call_of_a_key_in_flight_is_refused(tmp_path):
+    with group(2) as owner:
         failure, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
     assert (failure.kind, failure.rank) == (FailureKind.MISUSED, 0)
     assert "key=5 on rank 0 from two threads at once" in failure.text
 
 
-@BOTH
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_difference_is_an_error_on_every_rank(implementation, size):
-    with group(size, implementation) as owner:
+def test_a_difference_is_an_error_on_every_rank(size):
+    with group(size) as owner:
         per_rank = values(run_ranks(owner, ranks.mismatches))
     last = size - 1
     expected = [
@@ -199,10 +170,9 @@ def test_a_difference_is_an_error_on_every_rank(implementation, size):
     assert len({tuple(failure.text for failure in failures) for failures in per_rank}) == 1
 
 
-@BOTH
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_difference_between_many_tensors_is_named(implementation, size):
-    with group(size, implementation) as owner:
+def test_a_difference_between_many_tensors_is_named(size):
+    with group(size) as owner:
         per_rank = values(run_ranks(owner, ranks.mismatches_of_many))
     reduce = "all_reduce(sum) of"
     expected = [
@@ -235,10 +205,9 @@ def test_a_difference_between_many_tensors_is_named(implementation, size):
         assert received in text
 
 
-@BOTH
 @pytest.mark.parametrize("how", ["kill", "stay"])
-def test_a_rank_that_enters_another_call_and_stops(implementation, how, tmp_path):
-    with create_group(3, implementation=implementation, deadline=2) as owner:
+def test_a_rank_that_enters_another_call_and_stops(how, tmp_path):
+    with create_group(3, deadline=2) as owner:
         *others, last = run_ranks(owner, ranks.differs_and_stops, tmp_path, how)
     assert last.returncode == (-signal.SIGKILL if how == "kill" else 0)
     call = (
@@ -255,11 +224,10 @@ def test_a_rank_that_enters_another_call_and_stops(implementation, how, tmp_path
             assert text.endswith(f"waited 2 s in {call} for rank 2 (came, did not finish)")
 
 
-@BOTH
 @pytest.mark.parametrize("how", ["kill", "raise", "close"])
-def test_a_rank_that_dies(implementation, how):
+def test_a_rank_that_dies(how):
     size = 3
-    with group(size, implementation) as owner:
+    with group(size) as owner:
         *others, last = run_ranks(owner, ranks.last_rank_dies, how)
     way = "left the group" if how == "close" else "ended"
     if how == "kill":
@@ -272,10 +240,9 @@ def test_a_rank_that_dies(implementation, how):
             assert f") {way} while rank {failure.rank} waited" in failure.text
 
 
-@BOTH
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_parent_aborts(implementation, size, tmp_path):
-    with group(size, implementation) as owner:
+def test_the_parent_aborts(size, tmp_path):
+    with group(size) as owner:
 
         def abort() -> None:
             wait_for(lambda: len(list(tmp_path.glob("entering-*"))) == size - 1)
@@ -289,16 +256,14 @@ def test_the_parent_aborts(implementation, size, tmp_path):
     assert expected.message == "nanotf collective: the user pressed Ctrl-C"
 
 
-@BOTH
-def test_a_rank_aborts(implementation):
-    with group(3, implementation) as owner:
+def test_a_rank_aborts():
+    with group(3) as owner:
         failures = values(run_ranks(owner, ranks.rank_aborts))
     assert set(failures) == {Failure(FailureKind.ABORTED, 0, "rank 0 had enough")}
 
 
-@BOTH
-def test_the_deadline_names_the_missing_rank(implementation, tmp_path):
-    with create_group(3, implementation=implementation, deadline=3) as owner:
+def test_the_deadline_names_the_missing_rank(tmp_path):
+    with create_group(3, deadline=3) as owner:
         failures = values(run_ranks(owner, ranks.absent, tmp_path, 2))
     for failure in failures:
         assert (failure.kind, failure.missing) == (FailureKind.EXPIRED, (2,))
@@ -308,28 +273,25 @@ def test_the_deadline_names_the_missing_rank(implementation, tmp_path):
         assert failure.message.startswith(f"nanotf collective: {waited}. Ranks must")
 
 
-@BOTH
 @pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
-def test_the_deadline_blames_only_the_missing_rank(implementation, method, tmp_path):
+def test_the_deadline_blames_only_the_missing_rank(method, tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "deadline": 3}
-    with create_group(4, implementation=implementation, **options) as owner:
+    with create_group(4, **options) as owner:
         failures = values(run_ranks(owner, ranks.absent, tmp_path, 1, method))
     for failure in failures:
         assert failure.missing == (1,)
         assert failure.text.endswith("(key 42, call 1) for rank 1 (did not come)")
 
 
-@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 def test_the_deadline_names_the_rank_that_does_not_reduce(tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": 64, "deadline": 2}
-    with create_group(2, implementation="native", **options) as owner:
+    with create_group(2, **options) as owner:
         failure, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
     assert (failure.kind, failure.rank, failure.missing) == (FailureKind.EXPIRED, 0, (1,))
     assert failure.text.endswith("for rank 1 (came, did not finish)")
 
 
-@BOTH
-def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_path):
+def test_the_deadline_does_not_count_while_all_are_frozen(tmp_path):
     """Freezes all ranks, as `docker pause` does."""
     deadline = 2.0
 
@@ -349,42 +311,31 @@ def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_pa
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
-    with create_group(2, implementation=implementation, deadline=deadline) as owner:
+    with create_group(2, deadline=deadline) as owner:
         values(run_ranks(owner, ranks.frozen, tmp_path, meanwhile=freeze))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot is for root")
-@BOTH
-def test_a_rank_that_is_not_in_proc_is_alive(implementation, tmp_path):
-    with group(2, implementation) as owner:
+def test_a_rank_that_is_not_in_proc_is_alive(tmp_path):
+    with group(2) as owner:
         values(run_ranks(owner, ranks.without_proc, tmp_path))
 
 
-def test_the_calls_of_a_key_are_numbered(tmp_path):
-    with group(2, "python") as owner:
-        texts = values(run_ranks(owner, ranks.last_numbers))
-    for rank, text in enumerate(texts):
-        assert f"Received: one more of key=5 on rank {rank}" in text
-
-
-@BOTH
-def test_the_deadline_names_the_rank_that_never_attached(implementation):
-    with create_group(2, implementation=implementation, deadline=0.5) as owner:
+def test_the_deadline_names_the_rank_that_never_attached():
+    with create_group(2, deadline=0.5) as owner:
         (failure,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
     assert (failure.kind, failure.missing) == (FailureKind.EXPIRED, (1,))
     assert "for rank 1 (never attached)" in failure.text
 
 
-@BOTH
-def test_a_rank_attaches_once(implementation):
-    with group(1, implementation) as owner:
+def test_a_rank_attaches_once():
+    with group(1) as owner:
         (text,) = values(run_ranks(owner, ranks.attach_twice))
     assert "a rank can be attached once. Received: rank=0, which process" in text
 
 
-@BOTH
-def test_a_wrong_descriptor_is_refused(implementation):
-    with group(1, implementation) as owner:
+def test_a_wrong_descriptor_is_refused():
+    with group(1) as owner:
         nonce = owner.spec.nonce ^ 1
         ((nonce_text, size_text),) = values(run_ranks(owner, ranks.wrong_descriptor, nonce))
     assert "belongs to another group" in nonce_text
@@ -392,7 +343,7 @@ def test_a_wrong_descriptor_is_refused(implementation):
 
 
 def test_the_memory_is_private_and_has_no_name():
-    with group(2, "python") as owner:
+    with group(2) as owner:
         status = os.fstat(owner.fd)
         assert stat.S_IMODE(status.st_mode) == 0o600
         assert status.st_size == owner.spec.layout.total_bytes
@@ -409,7 +360,6 @@ def test_the_memory_is_private_and_has_no_name():
     [
         ({"size": 0}, "size must be 1 to 1024. Received: size=0"),
         ({"size": 2, "deadline": 0}, "deadline must be positive. Received: deadline=0"),
-        ({"size": 2, "implementation": "gpu"}, "Received: implementation='gpu'"),
         ({"size": 2, "chunk_bytes": 100}, "multiple of 64, .*Received: chunk_bytes=100"),
     ],
 )

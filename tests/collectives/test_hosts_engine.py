@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_runner import IMPLEMENTATIONS, make_engine
 
 from nanotf.collectives import hosts_engine
 from nanotf.collectives.engine import part_of
 from nanotf.collectives.hosts_engine import HostsEngine
-from nanotf.collectives.native_library import native_status
+from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.peers import HostsSpec
 from nanotf.collectives.spec import create_group
 from nanotf.errors import CollectiveError
@@ -28,16 +27,9 @@ KEY = 7
 pytestmark = pytest.mark.every_case
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest) -> str:
-    if request.param == "native" and not native_status()[0]:
-        pytest.skip("the native library is not built")
-    return str(request.param)
-
-
 @contextlib.contextmanager
 def engines_of(
-    counts: Sequence[int], implementation: str, deadline: float = 30.0, names: Any = None
+    counts: Sequence[int], deadline: float = 30.0, names: Any = None
 ) -> Iterator[list[HostsEngine]]:
     names = names or tuple(f"h{host}" for host in range(len(counts)))
     links: list[dict[int, int]] = [{} for _ in counts]
@@ -48,12 +40,10 @@ def engines_of(
     engines = []
     with contextlib.ExitStack() as stack:
         for host, count in enumerate(counts):
-            owner = stack.enter_context(
-                create_group(count, implementation=implementation, deadline=deadline + 10)
-            )
+            owner = stack.enter_context(create_group(count, deadline=deadline + 10))
             spec = HostsSpec(host, tuple(counts), names, deadline)
             for rank in range(count):
-                local = make_engine(owner.spec, rank, owner.fd)
+                local = NativeEngine(owner.spec, rank, owner.fd)
                 fds = [links[host][other] for other in sorted(links[host])] if rank == 0 else []
                 engine = HostsEngine(local, spec, fds, owner.fd)
                 stack.callback(engine.close)
@@ -68,20 +58,18 @@ def on_all(engines: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("elements", [1, 5, 3000, 40_001])
-def test_all_reduce_gives_equal_bits_on_all_ranks(
-    implementation: str, counts: tuple[int, ...], elements: int
-) -> None:
+def test_all_reduce_gives_equal_bits_on_all_ranks(counts: tuple[int, ...], elements: int) -> None:
     rng = np.random.default_rng(elements)
     values = rng.normal(size=(sum(counts), elements))
-    with engines_of(counts, implementation) as engines:
+    with engines_of(counts) as engines:
         found = on_all(engines, lambda e: e.all_reduce([values[e.rank]], KEY)[0])
     np.testing.assert_allclose(found[0], values.sum(0), rtol=1e-13, atol=1e-13)
     assert all(np.array_equal(found[0], other) for other in found)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])
-def test_min_and_max_of_several_tensors(implementation: str, op: str) -> None:
-    with engines_of((2, 1), implementation) as engines:
+def test_min_and_max_of_several_tensors(op: str) -> None:
+    with engines_of((2, 1)) as engines:
         found = on_all(
             engines,
             lambda e: e.all_reduce(
@@ -93,10 +81,10 @@ def test_min_and_max_of_several_tensors(implementation: str, op: str) -> None:
     assert second.tolist() == (-2 if op == "min" else 0)
 
 
-def test_16_bit_floats_are_rounded_once(implementation: str) -> None:
+def test_16_bit_floats_are_rounded_once() -> None:
     # 2048 + 1 + 1 is 2050 in float32, and 2048 if each sum is rounded to float16.
     parts = [np.array([v], np.float16) for v in (2048, 1, 1)]
-    with engines_of((1, 1, 1), implementation) as engines:
+    with engines_of((1, 1, 1)) as engines:
         found = on_all(engines, lambda e: e.all_reduce([parts[e.rank]], KEY)[0])
     assert [f.tolist() for f in found] == [[2050.0]] * 3
     assert found[0].dtype == np.float16
@@ -104,9 +92,7 @@ def test_16_bit_floats_are_rounded_once(implementation: str) -> None:
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("elements", [1, 3, 10_000])
-def test_reduce_scatter_and_back(
-    implementation: str, counts: tuple[int, ...], elements: int
-) -> None:
+def test_reduce_scatter_and_back(counts: tuple[int, ...], elements: int) -> None:
     size = sum(counts)
     values = np.random.default_rng(0).normal(size=(size, elements))
     shapes = [values[0][: elements // 2], values[0][elements // 2 :].reshape(-1, 1)]
@@ -117,7 +103,7 @@ def test_reduce_scatter_and_back(
         part = engine.reduce_scatter(arrays, KEY)
         return part, engine.gather_parts(part, shapes, KEY)
 
-    with engines_of(counts, implementation) as engines:
+    with engines_of(counts) as engines:
         found = on_all(engines, run)
     total = values.sum(0)
     for rank, (part, whole) in enumerate(found):
@@ -127,7 +113,7 @@ def test_reduce_scatter_and_back(
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_gather_broadcast_and_barrier(implementation: str, counts: tuple[int, ...]) -> None:
+def test_gather_broadcast_and_barrier(counts: tuple[int, ...]) -> None:
     size = sum(counts)
 
     def run(engine: Any) -> tuple[Any, list[Any]]:
@@ -139,7 +125,7 @@ def test_gather_broadcast_and_barrier(implementation: str, counts: tuple[int, ..
             engine.broadcast(np.zeros((3, 0)), KEY, size - 1),
         ]
 
-    with engines_of(counts, implementation) as engines:
+    with engines_of(counts) as engines:
         found = on_all(engines, run)
     for gathered, roots in found:
         assert gathered[:, 0].tolist() == [rank for rank in range(size) for _ in range(rank)]
@@ -149,7 +135,7 @@ def test_gather_broadcast_and_barrier(implementation: str, counts: tuple[int, ..
         assert empty.shape == (3, 0)
 
 
-def test_keys_in_different_orders(implementation: str) -> None:
+def test_keys_in_different_orders() -> None:
     keys = [3, 4, 5]
 
     def run(engine: Any) -> dict[int, float]:
@@ -163,7 +149,7 @@ def test_keys_in_different_orders(implementation: str) -> None:
             }
             return {key: float(future.result()[0][0]) for key, future in asked.items()}
 
-    with engines_of((2, 2), implementation) as engines:
+    with engines_of((2, 2)) as engines:
         found = on_all(engines, run)
     assert found == [{key: 40 * key + 6.0 for key in keys}] * 4
 
@@ -180,15 +166,15 @@ def _failures(engines: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
     return on_all(engines, failing)
 
 
-def test_a_difference_between_hosts_is_an_error_on_every_rank(implementation: str) -> None:
-    with engines_of((2, 1), implementation) as engines:
+def test_a_difference_between_hosts_is_an_error_on_every_rank() -> None:
+    with engines_of((2, 1)) as engines:
         found = _failures(engines, lambda e: e.all_reduce([np.zeros(2 + (e.rank == 2))], KEY))
     assert {failure.kind for failure in found} == {FailureKind.DIFFERENT}
     assert "float64[3]" in found[0].text and "float64[2]" in found[0].text
 
 
-def test_a_host_that_is_gone(implementation: str) -> None:
-    with engines_of((2, 1), implementation, names=("here", "there")) as engines:
+def test_a_host_that_is_gone() -> None:
+    with engines_of((2, 1), names=("here", "there")) as engines:
         gone = threading.Timer(0.1, engines[2].close)
         gone.start()
         found = _failures(engines[:2], lambda e: e.barrier(KEY))
@@ -197,24 +183,24 @@ def test_a_host_that_is_gone(implementation: str) -> None:
     assert all("host there" in failure.text for failure in found)
 
 
-def test_a_rank_of_another_host_that_leaves(implementation: str) -> None:
-    with engines_of((1, 2), implementation) as engines:
+def test_a_rank_of_another_host_that_leaves() -> None:
+    with engines_of((1, 2)) as engines:
         engines[2].close()
         found = _failures(engines[:2], lambda e: e.barrier(KEY))
     assert {failure.kind for failure in found} == {FailureKind.LOST}
     assert all("left the group" in failure.text for failure in found)
 
 
-def test_the_deadline_names_the_ranks_of_the_missing_host(implementation: str) -> None:
-    with engines_of((2, 1, 2), implementation, deadline=0.3) as engines:
+def test_the_deadline_names_the_ranks_of_the_missing_host() -> None:
+    with engines_of((2, 1, 2), deadline=0.3) as engines:
         found = _failures(engines[:3], lambda e: e.barrier(KEY))
     assert {failure.kind for failure in found} == {FailureKind.EXPIRED}
     assert {failure.missing for failure in found} == {(3, 4)}
     assert all("for host h2" in failure.text for failure in found)
 
 
-def test_a_failed_group_stays_failed(implementation: str) -> None:
-    with engines_of((1, 1), implementation) as engines:
+def test_a_failed_group_stays_failed() -> None:
+    with engines_of((1, 1)) as engines:
         engines[0].abort("for a test")
         with pytest.raises(CollectiveError, match="for a test"):
             engines[0].barrier(KEY)

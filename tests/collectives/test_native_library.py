@@ -1,100 +1,62 @@
-"""Tests of the compiled library: how it is found, rejected and built; its Python constants."""
+"""Tests of the compiled library: how it is found, rejected and built."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
+import importlib.machinery
+import importlib.util
+import sys
 
 import pytest
 
-from nanotf.collectives import build, create_group, layout, native_library, native_status, rule_out
+from nanotf.collectives import build, create_group, layout, native_library, native_status
+from nanotf.errors import NanoError
 from nanotf.wire.failures import Failure, FailureKind
 
-needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 
-
-@needs_native
-@pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (3, 1), (64, 1), (6, 3), (64, 2)])
-@pytest.mark.parametrize("chunk_bytes", [64, 4096, 131072])
-def test_both_layouts_agree(size, nodes, chunk_bytes):
-    sizes = layout.Layout(size, chunk_bytes, nodes)
-    assert native_library.native_layout(size, chunk_bytes, nodes) == [
-        layout.MAGIC,
-        layout.SLOTS,
-        layout.BUFFERS,
-        layout.DESCRIBING,
-        layout.PAGE,
-        layout.ABORTED,
-        layout.COMMON_RECORD,
-        layout.RECORD_FAILURE,
-        ctypes.sizeof(layout.RawFailure),
-        layout.RawFailure.rank.offset,
-        layout.RawFailure.missing.offset,
-        layout.RawFailure.text.offset,
-        layout.RawFailure.remedy.offset,
-        layout.STATE,
-        layout.TAGS,
-        layout.RANK_RECORD,
-        layout.SLOT_HEADERS,
-        layout.SLOT_HEADER_BYTES,
-        layout.REDUCED,
-        layout.COMBINED,
-        layout.SIGNATURE,
-        layout.ROWS,
-        layout.TEXT_LENGTH,
-        layout.TEXT,
-        layout.TEXT_BYTES,
-        layout.ACKNOWLEDGEMENTS,
-        sizes.part_bytes,
-        sizes.buffers,
-        sizes.slot_bytes,
-        sizes.region_bytes,
-        sizes.total_bytes,
-    ]
-
-
-@needs_native
 def test_status_names_the_library_and_its_vectors():
     available, reason = native_status()
-    assert available
+    assert available, reason
     assert reason.startswith("_shm.so, ")
+    native_library.check_available("This test needs")
 
 
-def test_the_environment_forces_python(monkeypatch, caplog):
-    monkeypatch.setenv("NANOTF_NATIVE", "0")
-    assert native_status() == (False, "NANOTF_NATIVE=0")
-    with caplog.at_level(logging.INFO, logger="nanotf"), create_group(2) as owner:
-        assert owner.spec.implementation == "python"
-    assert caplog.messages == []  # the user asked for it
-
-
-def test_a_library_that_was_not_built(monkeypatch, tmp_path, caplog):
-    monkeypatch.delenv("NANOTF_NATIVE", raising=False)
+def test_a_library_that_was_not_built(monkeypatch, tmp_path):
     monkeypatch.setattr(native_library, "LIBRARY", tmp_path / "_shm.so")
-    available, reason = native_status()
-    assert not available
-    assert reason == "_shm.so was not built"
-    with create_group(2) as owner, create_group(2):
-        assert owner.spec.implementation == "python"
-    [message] = caplog.messages  # once, though there are two groups
-    assert "in pure Python, which is slower: _shm.so was not built." in message
+    assert native_status() == (False, "_shm.so was not built")
+    message = (
+        r"^Several workers need nanotf's native library\. Received: _shm\.so was not built\. "
+        r"`python -m nanotf\.collectives\.build` builds it, with a C\+\+ compiler or "
+        r"`pip install ziglang`\.$"
+    )
+    with pytest.raises(NanoError, match=message):
+        create_group(2)
 
 
-def test_a_library_that_a_worker_could_not_use(monkeypatch):
-    monkeypatch.delenv("NANOTF_NATIVE", raising=False)
-    monkeypatch.setattr(native_library, "_unusable", [])
-    rule_out("_ops.so is not to TensorFlow's taste")
-    assert native_status() == (False, "_ops.so is not to TensorFlow's taste")
+def test_a_library_of_another_version(monkeypatch):
+    monkeypatch.setattr(layout, "MAGIC", layout.MAGIC + 1)
+    assert native_status() == (False, "_shm.so is from another version; rebuild it")
 
 
-def test_build_without_a_compiler(monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def _no_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_build_without_a_compiler(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert build.main() == 1
     assert "a C++17 compiler is needed. Received: none of" in capsys.readouterr().err
 
 
-@needs_native
+@pytest.mark.usefixtures("_no_compiler")
+def test_ziglang_compiles_where_no_compiler_is_installed(monkeypatch):
+    found = importlib.machinery.ModuleSpec("ziglang", None)
+    monkeypatch.setattr(importlib.util, "find_spec", {"ziglang": found}.get)
+    assert build.compiler()[:4] == [sys.executable, "-m", "ziglang", "c++"]
+
+
 def test_a_call_on_a_group_that_is_closed():
     failure = layout.RawFailure()
     call = native_library.NanotfCall(1, b"x" * 5000, b"", None, 0)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 from collective_runner import run_ranks, values
-from test_tensorflow import Lazily, needs_native
+from test_tensorflow import Lazily
 
 from nanotf.collectives import create_group
 
@@ -25,15 +25,11 @@ class InStrategy(Lazily):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "size"),
-    [
-        pytest.param("native", 2, marks=needs_native),
-        pytest.param("python", 3, marks=pytest.mark.thorough),
-    ],
+    ("with_ops", "size"), [(True, 2), pytest.param(False, 3, marks=pytest.mark.thorough)]
 )
-def test_everything(implementation, size):
-    with create_group(size, implementation=implementation, deadline=120) as owner:
-        per_rank = values(run_ranks(owner, InStrategy("everything"), deadline=240))
+def test_everything(with_ops, size):
+    with create_group(size, deadline=120) as owner:
+        per_rank = values(run_ranks(owner, InStrategy("everything"), with_ops, deadline=240))
     for other in per_rank[1:]:
         assert other == per_rank[0], "ranks agree to the last bit"
 

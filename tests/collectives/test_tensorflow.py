@@ -1,4 +1,4 @@
-"""`Group` on tensors: eagerly, in tf.function, with both implementations."""
+"""`Group` on tensors: eagerly, in tf.function, with the native ops and without."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import importlib.util
 import pytest
 from collective_runner import run_ranks, values
 
-from nanotf.collectives import create_group, native_status
+from nanotf.collectives import create_group
 from nanotf.wire.failures import Failure, FailureKind
 
 RANKS = "collective_tf_ranks"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
-needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 
 
 class Lazily:
@@ -28,15 +27,11 @@ class Lazily:
 
 # Fewer combinations than test_engines.py: each process imports TensorFlow, which takes seconds.
 @pytest.mark.parametrize(
-    ("implementation", "size"),
-    [
-        pytest.param("native", 3, marks=needs_native),
-        pytest.param("python", 2, marks=pytest.mark.thorough),
-    ],
+    ("with_ops", "size"), [(True, 3), pytest.param(False, 2, marks=pytest.mark.thorough)]
 )
-def test_everything(implementation, size):
-    with create_group(size, implementation=implementation, deadline=120) as owner:
-        per_rank = values(run_ranks(owner, Lazily("everything"), deadline=240))
+def test_everything(with_ops, size):
+    with create_group(size, deadline=120) as owner:
+        per_rank = values(run_ranks(owner, Lazily("everything"), with_ops, deadline=240))
     for rank, (*different, aborted) in enumerate(per_rank):
         assert {(f.kind, f.rank, f.missing) for f in different} == {
             (FailureKind.DIFFERENT, rank, ())
@@ -64,14 +59,13 @@ def test_a_rank_that_raises():
     assert " ended while rank 0 waited for it in all_reduce(sum) of float32[100000]" in text
 
 
-@needs_native
 def test_unread_results_are_not_exchanged():
     """TensorFlow drops stateless operations from graphs if nothing reads their results."""
     import tensorflow as tf
 
     from nanotf.collectives import group
 
-    join = group._ops().nanotf_join
+    join = group.load_ops().nanotf_join
 
     @tf.function
     def step(x):

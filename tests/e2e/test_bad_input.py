@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,11 @@ from parity import digits, small_cnn
 
 import nanotf
 from nanotf import errors
+from nanotf.collectives import native_library
 from nanotf.compat.versions import is_keras_3, keras_version
-from nanotf.keras import Model, Sequential
+from nanotf.keras import Model, Sequential, nano
+from nanotf.parent.map import mapping
+from nanotf.parent.where import Where
 from nanotf.pool import backends, transports
 from nanotf.shipping.data.pipelines import SHARDINGS
 
@@ -124,6 +128,27 @@ def test_unknown_choices_are_refused() -> None:
                     rule,
                 )
     _assert_refused(cases)
+
+
+def test_several_workers_need_the_native_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(native_library, "LIBRARY", tmp_path / "_shm.so")
+    x, _ = digits(20)
+    calls: dict[str, Callable[[], Any]] = {
+        "fit": _fit,
+        "auto": lambda: _fit(num_processes="auto"),
+        "evaluate": lambda: small_cnn().evaluate(*digits(20), num_processes=2),
+        "predict": lambda: small_cnn().predict(x, num_processes=2),
+        "nano": nano(num_processes=2)(lambda: None),
+    }
+    text = (
+        r"Several workers need .*Received: _shm\.so was not built\..*python -m nanotf\.collectives"
+        r"\.build.*ziglang.*transport=\"grpc\""
+    )
+    _assert_refused({name: (call, errors.NanoError, text) for name, call in calls.items()})
+    assert Where.of(2, transport="grpc").plan("fit") is not None
+    assert mapping._plan(2, None, None, 2).size == 2
 
 
 def test_endless_data() -> None:

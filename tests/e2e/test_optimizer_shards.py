@@ -13,7 +13,6 @@ from parity import assert_same_state, fit_both
 from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
-from nanotf.pool import warm
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
@@ -263,16 +262,6 @@ def test_gradients_of_unknown_shape(float64: None) -> None:
     assert shards is not None and len(shards.dense.trainable) == 16
     random = np.random.default_rng(3)
     fit_both(make, x=random.normal(size=(ROWS, 5, 16)), y=random.normal(size=ROWS), batch_size=16)
-
-
-def test_python_collectives(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm.end_pool()
-    monkeypatch.setenv("NANOTF_NATIVE", "0")
-    x, y = data()
-    try:
-        fit_both(lambda: model_of(O.Adam(0.01)), x=x, y=y, batch_size=16)
-    finally:
-        warm.end_pool()
 
 
 def test_pieces_of_a_part() -> None:

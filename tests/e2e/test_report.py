@@ -216,22 +216,6 @@ def test_transport_grpc() -> None:
     assert "Not measured here: input, comm., comm. wait." in str(report)
 
 
-@pytest.mark.thorough
-def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = digits(20)
-    nanotf.shutdown()
-    monkeypatch.setenv("NANOTF_NATIVE", "0")
-    try:
-        report = small_cnn().fit(x, y, batch_size=5, verbose=0, num_processes=2).nanotf
-    finally:
-        nanotf.shutdown()
-    _check_sums(report)
-    for worker in report.workers:
-        assert worker.communication is not None and worker.communication > 0
-        assert worker.input is None
-    assert "Not measured here: input." in str(report)
-
-
 class _Centre(tf.keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return x - tf.reduce_max(x, 0)

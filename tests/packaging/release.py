@@ -54,19 +54,20 @@ def copy(names: list[str], target: pathlib.Path) -> None:
 
 
 def build_environment(**more: str) -> dict[str, str]:
-    """Returns variables that make pip patient, and make a build without native library fail."""
+    """Returns variables for a build, which make pip patient."""
     patient = {"PIP_RETRIES": "10", "PIP_DEFAULT_TIMEOUT": "60"}
-    return {**os.environ, **patient, "NANOTF_REQUIRE_NATIVE": "1", **more}
+    return {**os.environ, **patient, **more}
 
 
-def install(wheel: pathlib.Path, directory: pathlib.Path) -> Installation:
-    """Installs a wheel and its requirements in a new environment, with no compiler on PATH."""
+def install(archive: pathlib.Path, directory: pathlib.Path, seconds: int = 240) -> Installation:
+    """Installs an archive and its requirements in a new environment, with no compiler on PATH."""
     venv.create(directory, with_pip=True)
     bin_folder = directory / "bin"
     foreign = ("PYTHONPATH", "VIRTUAL_ENV", "CXX")
     kept = {name: value for name, value in build_environment().items() if name not in foreign}
     run(
-        *(bin_folder / "python", "-m", "pip", "install", "--quiet", wheel),
+        *(bin_folder / "python", "-m", "pip", "install", "--quiet", archive),
+        seconds=seconds,
         env={**kept, "PATH": str(bin_folder)},
     )
     path = f"{bin_folder}{os.pathsep}{kept['PATH']}"

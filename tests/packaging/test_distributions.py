@@ -83,7 +83,7 @@ def test_sources_contain_all_files_of_a_build(distributions: Distributions) -> N
     with tarfile.open(distributions.sources) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     documents = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "setup.py"}
-    needed = {*_package_files(), *tracked("scripts"), *documents}
+    needed = {*_package_files(), *tracked("scripts", "packaging/*.py"), *documents}
     assert needed - names == set()
     assert {name for name in names if name.endswith(".so")} == set()
 
@@ -264,16 +264,30 @@ def test_keras_says_which_extra_to_install(installed: Installation, tmp_path: pa
     assert "Received: no module" in said
 
 
-def test_native_library_is_installed_without_a_compiler(
-    installed: Installation, tmp_path: pathlib.Path
-) -> None:
+def _assert_native(place: Installation, folder: pathlib.Path) -> None:
     code = (
         "from nanotf.collectives.native_library import native_status\n"
         "import json\nprint(json.dumps(native_status()))"
     )
-    said = run(installed.python, "-c", code, cwd=tmp_path, env=installed.environment)
+    said = run(place.python, "-c", code, cwd=folder, env=place.environment)
     usable, why = json.loads(said)
     assert usable, why
+
+
+def test_native_library_is_installed_without_a_compiler(
+    installed: Installation, tmp_path: pathlib.Path
+) -> None:
+    _assert_native(installed, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)  # seconds; zig compiles its C library and its C++ library first
+def test_sources_are_built_without_a_compiler(
+    distributions: Distributions, tmp_path: pathlib.Path
+) -> None:
+    """pip installs ziglang for the time of the build."""
+    place = install(distributions.sources, tmp_path / "venv", seconds=1100)
+    _assert_native(place, tmp_path)
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-// Descriptions of calls, for peers and people. ../description.py is the Python version.
+// Descriptions of calls, for peers and people. ../description.py has those of calls across hosts.
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_DESCRIPTION_H_
 #define NANOTF_COLLECTIVES_NATIVE_DESCRIPTION_H_

@@ -1,7 +1,5 @@
 // The layout of a group's shared memory, and the protocol that runs over it.
 //
-// ../layout.py has the same numbers for the pure-Python implementation; a test compares them.
-//
 // A group has one anonymous memory file:
 //
 //   [common page][region of rank 0][region of rank 1] ...

@@ -190,45 +190,27 @@ int nanotf_stamp(int64_t handle, NanotfFailure* failure) {
   return Guard(failure, [&] { Groups().Get(handle)->times().Stamp(); });
 }
 
-int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t nodes, uint64_t* numbers) {
+void nanotf_layout_of(uint64_t size, uint64_t chunk_bytes, uint64_t nodes, NanotfLayout* layout) {
   using nanotf::Layout;
-  const Layout layout{size, chunk_bytes, nodes};
-  const uint64_t values[] = {
+  const Layout sizes{size, chunk_bytes, nodes};
+  *layout = {
       nanotf::kMagic,
       nanotf::kSlots,
-      nanotf::kBuffers,
-      nanotf::kDescribing,
       nanotf::kPage,
       offsetof(nanotf::Common, aborted),
       offsetof(nanotf::Common, record),
       offsetof(nanotf::AbortRecord, failure),
-      sizeof(NanotfFailure),
-      offsetof(NanotfFailure, rank),
-      offsetof(NanotfFailure, missing),
-      offsetof(NanotfFailure, text),
-      offsetof(NanotfFailure, remedy),
-      offsetof(nanotf::RankHeader, state),
       offsetof(nanotf::RankHeader, tags),
       offsetof(nanotf::RankHeader, record),
       Layout::kSlotHeaders,
       sizeof(nanotf::SlotHeader),
-      offsetof(nanotf::SlotHeader, reduced),
-      offsetof(nanotf::SlotHeader, combined),
-      offsetof(nanotf::SlotHeader, signature),
-      offsetof(nanotf::SlotHeader, rows),
       offsetof(nanotf::SlotHeader, text_length),
       offsetof(nanotf::SlotHeader, text),
       sizeof(nanotf::SlotHeader::text),
       Layout::kAcknowledgements,
-      layout.part_bytes(),
-      layout.buffers(),
-      layout.slot_bytes(),
-      layout.region_bytes(),
-      layout.total_bytes(),
+      sizes.region_bytes(),
+      sizes.total_bytes(),
   };
-  const int count = sizeof(values) / sizeof(values[0]);
-  std::copy(values, values + count, numbers);
-  return count;
 }
 
 const char* nanotf_vectors(void) { return nanotf::BestReduce().name; }

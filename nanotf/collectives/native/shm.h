@@ -71,6 +71,31 @@ struct NanotfCall {
   int64_t count;          // tensors
 };
 
+// The offsets and sizes in a group's memory that Python needs, in bytes; see layout.h.
+struct NanotfLayout {
+  uint64_t magic;
+  uint64_t slots;  // their number
+  uint64_t page;
+  // In the common page.
+  uint64_t aborted;
+  uint64_t common_record;
+  // In an abort record.
+  uint64_t record_failure;
+  // In a rank's region.
+  uint64_t tags;
+  uint64_t rank_record;
+  uint64_t slot_headers;
+  uint64_t slot_header_bytes;
+  // In a slot's header.
+  uint64_t text_length;
+  uint64_t text;
+  uint64_t text_bytes;
+  // In a rank's region, after the slots' headers.
+  uint64_t acknowledgements;
+  uint64_t region_bytes;
+  uint64_t total_bytes;
+};
+
 // Makes the output of a gather, of `rows` rows, and stores its address; returns 0 on success.
 typedef int (*NanotfAllocate)(void* context, uint64_t rows, void** out);
 
@@ -115,9 +140,9 @@ NANOTF_EXPORT int nanotf_times(int64_t handle, int64_t* numbers);
 NANOTF_EXPORT int nanotf_begin_steps(int64_t handle, int64_t* numbers);
 // Marks the moment when a step's data have arrived.
 NANOTF_EXPORT int nanotf_stamp(int64_t handle, NanotfFailure* failure);
-// Writes the numbers that layout.py must agree with; returns how many.
-NANOTF_EXPORT int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t nodes,
-                                uint64_t* numbers);
+// Describes the memory of a group.
+NANOTF_EXPORT void nanotf_layout_of(uint64_t size, uint64_t chunk_bytes, uint64_t nodes,
+                                    NanotfLayout* layout);
 // Returns the name of the vector instructions in use: "avx512", "avx2" or "baseline".
 NANOTF_EXPORT const char* nanotf_vectors(void);
 

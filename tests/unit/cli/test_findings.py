@@ -92,15 +92,23 @@ def test_limits_of_the_system(system: System, text: str, fix: str) -> None:
     assert found["fix"].startswith(fix)
 
 
+def test_without_the_native_library() -> None:
+    (found,) = find(native=(False, "_shm.so was not built"))
+    assert found["severity"] == "error"
+    assert found["text"] == (
+        "Several workers are refused without nanotf's native library: _shm.so was not built."
+    )
+    assert "python -m nanotf.collectives.build" in found["fix"]
+    assert "pip install ziglang" in found["fix"]
+
+
 def test_causes_of_slowness() -> None:
     found = find(
-        native=(False, "_shm.so was not built"),
         build=dataclasses.replace(GOOD.build, onednn=False),
         installed=Installed(),
         processor=Processor("Old", frozenset({"avx2"})),
         environ={"TF_NUM_INTEROP_THREADS": "1"},
     )
-    assert "g++" in only(found, "pure-Python")["fix"]
     assert only(found, "oneDNN")["fix"] == "Install tensorflow-cpu."
     assert "libtcmalloc-minimal4" in only(found, "tcmalloc")["fix"]
     assert "float32" in only(found, "bfloat16")["fix"]

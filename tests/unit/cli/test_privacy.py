@@ -21,7 +21,7 @@ def test_only_variables_that_matter_are_shown() -> None:
             "TF_NUM_INTRAOP_THREADS": "2",
             "KERAS_BACKEND": "torch",
             "KMP_BLOCKTIME": "1",
-            "NANOTF_NATIVE": "0",
+            "NANOTF_VECTORS": "avx2",
             "NANOTF_ENV": "{}",
             "OMP_NUM_THREADS": "4",
             "AWS_SECRET_ACCESS_KEY": "secret",
@@ -32,7 +32,7 @@ def test_only_variables_that_matter_are_shown() -> None:
     assert shown == {
         "KERAS_BACKEND": "torch",
         "KMP_BLOCKTIME": "1",
-        "NANOTF_NATIVE": "0",
+        "NANOTF_VECTORS": "avx2",
         "OMP_NUM_THREADS": "4",
         "TF_NUM_INTRAOP_THREADS": "2",
     }

@@ -37,7 +37,7 @@ def test_variables_that_leave_the_parent() -> None:
     going = {
         "TF_USE_LEGACY_KERAS": "1",
         "KERAS_BACKEND": "tensorflow",
-        "NANOTF_NATIVE": "0",
+        "NANOTF_VECTORS": "avx2",
         "OMP_NUM_THREADS": "4",
         "PYTHONHASHSEED": "7",
         "XLA_FLAGS": "",
