@@ -26,6 +26,7 @@ COMPILERS = ("c++", "g++", "clang++")
 # The package ziglang has clang and all headers. Its own default is the processor of this machine,
 # but pip keeps wheels, and images move. -s strips 7 MB of symbols of its C++ library.
 _ZIG = ("-m", "ziglang", "c++", "-mcpu=baseline", "-s")
+_SECONDS = 1800  # for a command: zig, on a busy machine, compiles its C++ library before it links
 SOURCES = Path(__file__).with_name("native")
 
 _FLAGS = [
@@ -125,7 +126,9 @@ def _install(source: Path, target: Path) -> Path:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{shlex.join(command)}: {error}") from error
     if done.returncode != 0:

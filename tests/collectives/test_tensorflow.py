@@ -26,9 +26,7 @@ class Lazily:
 
 
 # Fewer combinations than test_engines.py: each process imports TensorFlow, which takes seconds.
-@pytest.mark.parametrize(
-    ("with_ops", "size"), [(True, 3), pytest.param(False, 2, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("with_ops", "size"), [(True, 3), (False, 2)])
 def test_everything(with_ops, size):
     with create_group(size, deadline=120) as owner:
         per_rank = values(run_ranks(owner, Lazily("everything"), with_ops, deadline=240))
