@@ -336,10 +336,13 @@ class Call:
         """Handles a message of a worker, or of a thread of this process, by `HANDLERS`."""
         getattr(self, self.HANDLERS[type(message)])(rank, message)
 
+    def _on_stream(self, rank: int, message: Any) -> None:
+        if message.order == self.number:  # not of a thread that has outlived its order
+            self.on_stream_message(rank, message)
+
     def on_stream_message(self, rank: int, message: Any) -> None:
         """Handles a message about the data that this process reads."""
-        if message.order == self.number:  # not of a thread that has outlived its order
-            self.writers[message.stream].handle(message)
+        self.writers[message.stream].handle(message)
 
     def _on_failed(self, rank: int, message: messages.OrderFailed) -> None:
         raise self.workers.supervisor.explain(message) or self.failure(message)
@@ -386,9 +389,9 @@ class Call:
 
     # By the class of a message: the name of the method that handles it. Subclasses add theirs.
     HANDLERS: ClassVar[Mapping[type, str]] = {
-        messages.OpenStream: "on_stream_message",
-        messages.CloseStream: "on_stream_message",
-        messages.SlotRead: "on_stream_message",
+        messages.OpenStream: "_on_stream",
+        messages.CloseStream: "_on_stream",
+        messages.SlotRead: "_on_stream",
         messages.DataFailed: "_on_data_failed",
         messages.OrderDone: "_on_done",
         messages.OrderFailed: "_on_failed",

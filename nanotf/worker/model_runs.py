@@ -202,12 +202,13 @@ class _ModelRun:
     def _reporter(self) -> Any:
         """Returns a Keras callback with only the hooks that the parent or this run needs."""
         reporter = _reporter_class(self.own_hooks | self.order.events | self.order.waits)()
-        reporter.on_hook = self._on_hook
+        reporter.on_hook = lambda name, *arguments, **named: self._on_hook(
+            name, *orders.index_and_logs(name, *arguments, **named)
+        )
         return reporter
 
-    def _on_hook(self, name: str, *arguments: Any, **named: Any) -> None:
+    def _on_hook(self, name: str, index: int | None, logs: Any) -> None:
         """Handles a call of one of Keras's hooks."""
-        index, logs = orders.index_and_logs(name, *arguments, **named)
         if name not in orders.BATCH_HOOKS:
             self._send_held()
         if name in self.order.waits:
@@ -350,13 +351,12 @@ class FitRun(_ModelRun):
             keras_metrics.metric_state(self.model),
         )
 
-    def _on_hook(self, name: str, *arguments: Any, **named: Any) -> None:
-        if name in orders.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
+    def _on_hook(self, name: str, index: int | None, logs: Any) -> None:
+        if name in orders.TRAIN_BATCH_HOOKS and index is not None and index < self._passed_steps():
             return  # the parent's callbacks have heard of it
-        index, logs = orders.index_and_logs(name, *arguments, **named)
         if name in self._BEFORE_PARENT:
             self._BEFORE_PARENT[name](self, index, logs)
-        super()._on_hook(name, *arguments, **named)
+        super()._on_hook(name, index, logs)
         if name in self._AFTER_PARENT:
             self._AFTER_PARENT[name](self, index, logs)
 

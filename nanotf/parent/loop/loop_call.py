@@ -337,8 +337,6 @@ class _LoopCall(calls.Call):
         return ()
 
     def on_stream_message(self, rank: int, message: Any) -> None:
-        if message.order != self.number:
-            return
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
             # Each pass has a number of its own, which is its source's modulo the number of sources.
