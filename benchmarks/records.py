@@ -1,8 +1,8 @@
 """Measures Pipe mode: `python -m benchmarks.records [--quick]`.
 
 A feeder process writes a file to FIFOs, and this process, pinned to one core, reads them as a
-`PipeModeDataset` in batches, by the native library and in Python. `tf.data.TFRecordDataset` reads
-the same TFRecords from a regular file, and cannot read a FIFO. Each figure is the best of several
+`PipeModeDataset` in batches. `tf.data.TFRecordDataset` reads the same TFRecords from a regular
+file, and cannot read a FIFO. Each figure is the best of several
 epochs; the first, which traces the pipeline, does not count. MB per second of processor time tell
 what a core reads when other programs do not share it.
 """
@@ -10,6 +10,7 @@ what a core reads when other programs do not share it.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pathlib
@@ -26,14 +27,13 @@ from benchmarks.apart import ROOT
 FORMATS = ("RecordIO", "TFRecord", "TextLine")
 SIZES = (100_000, 100)  # bytes of a record
 EPOCHS = 4
-PYTHON_MB, QUICK_MB = 4, 40  # the checksums in Python take seconds even for this much
-MB = 200
+QUICK_MB, MB = 40, 200
 
 
 def _write(path: pathlib.Path, record_format: str, size: int, count: int) -> None:
     import tensorflow as tf
 
-    from nanotf.sagemaker.pipes import scanning
+    from nanotf.sagemaker.pipes.channel_feeder import as_record
 
     payload = bytes(32 + i % 90 for i in range(size))
     if record_format == "TFRecord":
@@ -42,7 +42,7 @@ def _write(path: pathlib.Path, record_format: str, size: int, count: int) -> Non
                 writer.write(payload)
         return
     whole = {
-        "RecordIO": scanning.part_header(size) + payload + bytes(-size % 4),
+        "RecordIO": b"".join(as_record(io.BytesIO(payload))),
         "TextLine": payload + b"\n",
     }
     with path.open("wb") as file:
@@ -70,7 +70,7 @@ def measure(record_format: str, size: int, count: int, reader: str) -> dict[str,
         record_format: str, one of `FORMATS`.
         size: int, bytes of a record.
         count: int, records of an epoch.
-        reader: str, "native", "python", or "tf.data" for a `TFRecordDataset`.
+        reader: str, "native", or "tf.data" for a `TFRecordDataset`.
 
     Returns:
         dict of `format`, `reader`, `bytes` (of a record), `megabytes` (of payload per second),
@@ -84,9 +84,6 @@ def measure(record_format: str, size: int, count: int, reader: str) -> dict[str,
 
     from nanotf.data import PipeModeDataset
 
-    os.environ.pop("NANOTF_NATIVE", None)
-    if reader == "python":
-        os.environ["NANOTF_NATIVE"] = "0"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         _write(folder / "file", record_format, size, count)
@@ -142,10 +139,8 @@ def measure_all(quick: bool) -> list[dict[str, Any]]:
     for size in SIZES:
         for record_format in FORMATS:
             extra = ("tf.data",) if record_format == "TFRecord" else ()
-            for reader in ("native", "python", *extra):
+            for reader in ("native", *extra):
                 amount = QUICK_MB if quick or size < 1000 else MB
-                if reader == "python" and record_format == "TFRecord":
-                    amount = PYTHON_MB
                 rows.append(measure(record_format, size, amount * 1_000_000 // size, reader))
     return rows
 

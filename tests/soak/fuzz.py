@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import pathlib
 import random
@@ -28,8 +29,9 @@ from nanotf.sagemaker.jobs import follow, hyperparameters, metrics, record, scri
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.tree import Tree
-from nanotf.sagemaker.pipes import scanning
+from nanotf.sagemaker.pipes.channel_feeder import as_record
 from nanotf.sagemaker.pipes.pipe_files import take_index
+from nanotf.sagemaker.pipes.records import RecordReader
 from nanotf.wire import files
 
 
@@ -256,23 +258,17 @@ def _of_measurements(folder: pathlib.Path) -> Reader:
 
 def _of_records() -> list[Reader]:
     path = pathlib.Path(choice_cache.path().parent, "records")
-    part = scanning.part_header(5) + b"abcde\0\0\0"
+    record = b"".join(as_record(io.BytesIO(b"abcde")))
 
     def read(kind: str) -> Callable[[], object]:
-        def scan() -> object:
-            content = bytearray(path.read_bytes())
-            found = [
-                scanner(scanning.FORMATS[kind], bytearray(content), len(content), 3, 0)
-                for scanner in (scanning.scan_natively, scanning.scan_in_python)
-            ]
-            assert found[0] == found[1], "both scanners find the same"
-            assert found[0].consumed <= len(content)
-            return found
+        def batches() -> object:
+            with path.open("rb") as file:
+                return list(RecordReader(path.name, file.fileno(), kind, 3).batches())
 
-        return scan
+        return batches
 
     return [
-        Reader("RecordIO", path, part * 20, read("RecordIO")),
+        Reader("RecordIO", path, record * 20, read("RecordIO")),
         Reader("TFRecord", path, _tfrecords(), read("TFRecord")),
     ]
 

@@ -268,7 +268,7 @@ def _result() -> dict[str, Any]:
                 "records": 10 * speed,
                 "per_processor": speed,
             }
-            for reader, speed in (("native", 900.0), ("python", 90.0))
+            for reader, speed in (("native", 900.0), ("tf.data", 90.0))
         ],
         "items": [
             {"name": "loop", "cold": 9.0, "warm": 8.0, "others": 0.0},
@@ -324,7 +324,7 @@ def test_the_report_shows_everything() -> None:
         "98,566,144",
         "All-reduce of 2 hosts with 2 ranks each",
         "4,194,304           10.00          15.00  1.50 (1.20-1.70)",
-        "RecordIO  native        100,000  900.0      9,000         900.0",
+        "RecordIO   native        100,000  900.0      9,000         900.0",
     ):
         assert part in text
 

@@ -1,6 +1,6 @@
 // Finds the records in a part of a stream: RecordIO, TFRecord, lines of text.
 //
-// For nanotf/sagemaker/pipes/scanning.py (ctypes), whose `scan_in_python` is the Python version.
+// For nanotf/sagemaker/pipes/records.py (ctypes).
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_RECORDS_H_
 #define NANOTF_COLLECTIVES_NATIVE_RECORDS_H_
@@ -11,7 +11,7 @@
 
 extern "C" {
 
-// The values are part of the interface with scanning.py.
+// The values are part of the interface with records.py.
 enum NanotfRecordFormat { kNanotfRecordIO = 0, kNanotfTFRecord = 1, kNanotfTextLine = 2 };
 
 enum NanotfRecordFault {

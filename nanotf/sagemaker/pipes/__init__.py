@@ -4,7 +4,6 @@ A dataset made here is an ordinary `tf.data.Dataset`, which `fit` reads like any
 
 - `pipe_mode.py`: the dataset, which takes the next pipe for each iterator.
 - `pipe_files.py`: the files of a Pipe mode channel: its configuration, its pipes, the next index.
-- `records.py`: reads a pipe into records.
-- `scanning.py`: finds the records in a buffer, by `collectives/native/records.cc` or in Python.
+- `records.py`: reads a pipe into records, which `collectives/native/records.cc` finds.
 - `channel_feeder.py`: writes a channel's files to its pipes; `python -m nanotf.data.feed` calls it.
 """

@@ -18,19 +18,24 @@ import gzip
 import itertools
 import os
 import random
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
 from nanotf.errors import InvalidArgumentError, RecordError, check_choice
-from nanotf.sagemaker.pipes import scanning
 from nanotf.sagemaker.pipes.pipe_files import pipe_path
 from nanotf.sagemaker.pipes.records import BUFFER_BYTES, widen_pipe
 from nanotf.wire import files
 
 COMPRESSIONS = ("None", "Gzip")
 RECORD_WRAPPINGS = ("None", "RecordIO")
+
+# RecordIO, which `records.py` describes. A part's flag says if it is the first, and the last.
+_MAGIC = 0xCED7230A
+_FLAGS = {(True, True): 0, (True, False): 1, (False, False): 2, (False, True): 3}
+MAX_PART = (1 << 29) - 1  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +147,7 @@ def _open(what: Feed, file: Path) -> IO[bytes]:
 def _write(what: Feed, file: Path, source: IO[bytes], pipe: IO[bytes]) -> None:
     try:
         if what.record_wrapping == "RecordIO":
-            for part in _as_record(source):
+            for part in as_record(source):
                 _write_all(pipe, part)
         else:
             while data := source.read(BUFFER_BYTES):
@@ -161,20 +166,14 @@ def _write_all(pipe: IO[bytes], data: bytes) -> None:
         rest = rest[pipe.write(rest) :]
 
 
-def _as_record(source: IO[bytes]) -> Iterator[bytes]:
+def as_record(source: IO[bytes]) -> Iterator[bytes]:
     """Yields a file's content as the bytes of one RecordIO record, of several parts if need be."""
     payload = source.read()
-    starts = range(0, max(1, len(payload)), scanning.MAX_PART)
+    starts = range(0, max(1, len(payload)), MAX_PART)
     for start in starts:
-        part = payload[start : start + scanning.MAX_PART]
-        is_first, is_last = start == 0, start == starts[-1]
-        flags = {
-            (True, True): scanning.WHOLE,
-            (True, False): scanning.START,
-            (False, False): scanning.MIDDLE,
-            (False, True): scanning.END,
-        }
-        yield scanning.part_header(len(part), flags[is_first, is_last])
+        part = payload[start : start + MAX_PART]
+        flag = _FLAGS[start == starts[0], start == starts[-1]]
+        yield struct.pack("<II", _MAGIC, flag << 29 | len(part))
         yield part + bytes(-len(part) % 4)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nanotf.collectives import native_library
 from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError, check_choice
-from nanotf.sagemaker.pipes import pipe_files, scanning
+from nanotf.sagemaker.pipes import pipe_files
 from nanotf.sagemaker.pipes.pipe_files import PipeModeDatasetException
-from nanotf.sagemaker.pipes.records import RecordReader
+from nanotf.sagemaker.pipes.records import FORMATS, RecordReader
 
 
 def PipeModeDataset(
@@ -51,6 +52,7 @@ def PipeModeDataset(
         A `tf.data.Dataset` of scalars, `tf.string`.
 
     Raises:
+        NanoError: nanotf's native library is missing.
         PipeModeDatasetException: The job has no such channel, it is not in Pipe mode, or an
             argument does not match the format.
         InvalidArgumentError: An argument cannot be used.
@@ -63,8 +65,9 @@ def PipeModeDataset(
         model.fit(dataset, num_processes=2)
         ```
     """
+    native_library.check_available("`PipeModeDataset` needs")
     base = pipe_files.base_folder()
-    check_choice("record_format", record_format, tuple(scanning.FORMATS))
+    check_choice("record_format", record_format, tuple(FORMATS))
     for name, value in (
         ("benchmark_records_interval", benchmark_records_interval),
         ("max_corrupted_records_to_skip", max_corrupted_records_to_skip),
@@ -94,7 +97,7 @@ def read(
     """Yields the records of one FIFO as arrays of bytes objects, one array per read.
 
     Args:
-        record_format: a key of `scanning.FORMATS`.
+        record_format: a key of `records.FORMATS`.
         max_corrupted_records_to_skip: in this FIFO; only of "TFRecord".
         interval: print the speed after so many records, and at the end; 0: only at the end; None:
             never.

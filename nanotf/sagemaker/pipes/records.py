@@ -1,21 +1,39 @@
-"""Reads a stream into records, batch by batch.
+"""Reads a stream into records, batch by batch: RecordIO, TFRecord, lines of text.
 
-A batch has the complete records of what the pipe held, so a slow writer's records arrive without
-delay, and those of a fast writer arrive thousands at once.
-"""
+| format | a record |
+| --- | --- |
+| RecordIO | uint32 0xced7230a, uint32 `flag << 29 \\| length`, payload, zeros up to a multiple of 4. Flag 0: whole; 1, 2, 3: start, middle, end of a record in several parts |
+| TFRecord | uint64 length, masked CRC-32C of it, payload, masked CRC-32C of the payload |
+| TextLine | up to a newline, or up to the end of the stream |
+
+All numbers are little-endian. `collectives/native/records.cc` finds the records in what the pipe
+held. A batch has the complete ones, so a slow writer's records arrive without delay, and those of
+a fast writer arrive thousands at once.
+"""  # noqa: E501 - a row per format
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 from collections.abc import Iterator
 
+from nanotf.collectives import native_library
 from nanotf.errors import InvalidArgumentError, RecordError, check_choice
-from nanotf.sagemaker.pipes import scanning
 from nanotf.sagemaker.pipes.pipe_files import STALL_SECONDS, await_data
 
 BUFFER_BYTES = 1 << 20  # also the size of the pipe, where the kernel allows it
+RECORDS_AT_ONCE = 4096
+
+# The enums NanotfRecordFormat and NanotfRecordFault of records.h.
+FORMATS = {"RecordIO": 0, "TFRecord": 1, "TextLine": 2}
+_FAULTS = {
+    1: "it does not begin with RecordIO's magic number",
+    2: "a part of a multipart record is missing",
+    3: "the checksum of its length does not match",
+    4: "the checksum of its data does not match",
+}
 
 
 class RecordReader:
@@ -24,7 +42,7 @@ class RecordReader:
     Args:
         path: the file's path, for messages.
         fd: its descriptor, which stays the caller's.
-        record_format: a key of `scanning.FORMATS`.
+        record_format: a key of `FORMATS`.
         max_corrupted_records_to_skip: only of "TFRecord".
         stall_seconds: for how long the writer may write nothing.
 
@@ -44,7 +62,7 @@ class RecordReader:
         max_corrupted_records_to_skip: int = 0,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        check_choice("record_format", record_format, tuple(scanning.FORMATS))
+        check_choice("record_format", record_format, tuple(FORMATS))
         if max_corrupted_records_to_skip < 0:
             raise InvalidArgumentError(
                 "`max_corrupted_records_to_skip` must be 0 or more. Received: "
@@ -55,9 +73,10 @@ class RecordReader:
         self._format = record_format
         self._limit = max_corrupted_records_to_skip
         self._stall_seconds = stall_seconds
-        self._scan = scanning.scanner()
+        self._scan = native_library.NanotfScan()
+        self._spans = (ctypes.c_uint64 * (2 * RECORDS_AT_ONCE))()
         self._buffer = bytearray(BUFFER_BYTES)
-        self._filled = self._searched = 0
+        self._filled = 0
         self._at = 0  # offset of the buffer's start in the stream
 
     def batches(self) -> Iterator[list[bytes]]:
@@ -68,18 +87,33 @@ class RecordReader:
                 stopped. The records before it have been yielded.
         """
         widen_pipe(self._fd)
-        kind = scanning.FORMATS[self._format]
         while self._fill():
             full = True
             while full:
-                limit = self._limit - self.skipped
-                scan = self._scan(kind, self._buffer, self._filled, limit, self._searched)
+                spans = self._find()
                 # Then the buffer may hold more records.
-                full = len(scan.spans) == 2 * scanning.RECORDS_AT_ONCE
-                if scan.spans:
-                    yield self._take(scan.spans)
-                self._advance(scan)
+                full = len(spans) == 2 * RECORDS_AT_ONCE
+                if spans:
+                    yield self._take(spans)
+                self._advance()
         yield from self._last()
+
+    def _find(self) -> list[int]:
+        """Finds records in the buffer, without the GIL.
+
+        Returns:
+            Begin and end of each record, one after the other.
+        """
+        self._scan.limit = self._limit - self.skipped
+        native_library.load().nanotf_scan_records(
+            FORMATS[self._format],
+            (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer),
+            self._filled,
+            self._spans,
+            RECORDS_AT_ONCE,
+            ctypes.byref(self._scan),
+        )
+        return self._spans[: 2 * self._scan.records]
 
     def _take(self, spans: list[int]) -> list[bytes]:
         self.records += len(spans) // 2
@@ -98,15 +132,16 @@ class RecordReader:
         self.bytes += count
         return count > 0
 
-    def _advance(self, scan: scanning.Scan) -> None:
+    def _advance(self) -> None:
+        scan = self._scan
         self.skipped += scan.skipped
         if scan.fault:
-            self._fail(scanning.FAULTS[scan.fault], self._at + scan.fault_at)
+            self._fail(_FAULTS[scan.fault], self._at + scan.fault_at)
         rest = self._filled - scan.consumed
         if scan.consumed:
             self._buffer[:rest] = self._buffer[scan.consumed : self._filled]
         self._at += scan.consumed
-        self._filled, self._searched = rest, scan.searched
+        self._filled = rest
 
     def _last(self) -> Iterator[list[bytes]]:
         if not self._filled:

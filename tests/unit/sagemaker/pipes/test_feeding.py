@@ -107,14 +107,12 @@ def test_gzip_and_records_of_whole_files(source: pathlib.Path) -> None:
 def test_a_large_file_becomes_a_multipart_record(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_feeder.scanning, "MAX_PART", 5)
+    monkeypatch.setattr(channel_feeder, "MAX_PART", 5)
     for size, parts in ((0, 1), (5, 1), (6, 2), (15, 3)):
         (tmp_path / "file").write_bytes(bytes(range(size)))
         with (tmp_path / "file").open("rb") as file:
-            written = list(channel_feeder._as_record(file))
-        monkeypatch.undo()
+            written = list(channel_feeder.as_record(file))
         found, _, error = read_all(tmp_path / "pipe", b"".join(written), "RecordIO")
-        monkeypatch.setattr(channel_feeder.scanning, "MAX_PART", 5)
         assert (len(written) // 2, found, error) == (parts, [bytes(range(size))], None)
 
 

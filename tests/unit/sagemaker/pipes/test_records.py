@@ -1,4 +1,4 @@
-"""Records of a stream: formats, corrupt and truncated streams, in C++ and in Python."""
+"""Records of a stream: formats, corrupt and truncated streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from streams import crc32c, payloads, read_all, record_io, tf_record
 
 from nanotf.collectives import native_library, native_status
-from nanotf.errors import InvalidArgumentError, RecordError
-from nanotf.sagemaker.pipes import records, scanning
+from nanotf.errors import InvalidArgumentError, NanoError, RecordError
+from nanotf.sagemaker.pipes import pipe_mode, records
 
-needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
+pytestmark = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 
 SMALL = payloads([0, 1, 2, 3, 4, 5, 100, 0, 255])
 PARTS = [
@@ -39,14 +39,6 @@ STREAMS = {
 CASES = [(name, data, found) for name, cases in STREAMS.items() for data, found in cases]
 
 
-@pytest.fixture(params=["native", "python"], autouse=True)
-def _scanner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "native" and not native_status()[0]:
-        pytest.skip(native_status()[1])
-    function = {"native": scanning.scan_natively, "python": scanning.scan_in_python}
-    monkeypatch.setattr(scanning, "scanner", lambda: function[request.param])
-
-
 @pytest.mark.parametrize("buffer", [1, 13, 1 << 20])
 @pytest.mark.parametrize(("record_format", "data", "expected"), CASES)
 def test_every_format(
@@ -65,7 +57,7 @@ def test_every_format(
 
 
 def test_more_records_than_one_scan_returns(tmp_path: pathlib.Path) -> None:
-    lines = [str(i).encode() for i in range(2 * scanning.RECORDS_AT_ONCE + 3)]
+    lines = [str(i).encode() for i in range(2 * records.RECORDS_AT_ONCE + 3)]
     found, _, error = read_all(tmp_path / "pipe", b"\n".join(lines), "TextLine")
     assert (found, error) == (lines, None)
 
@@ -163,7 +155,6 @@ def test_wrong_arguments(arguments: tuple[str, int, str], text: str) -> None:
         records.RecordReader(*arguments)
 
 
-@needs_native
 @pytest.mark.parametrize("portable", [0, 1])
 def test_checksums(portable: int) -> None:
     library = native_library.load()
@@ -178,3 +169,13 @@ def test_a_length_beyond_all_memory(tmp_path: pathlib.Path) -> None:
     found, _, error = read_all(tmp_path / "pipe", data + b"rest", "TFRecord")
     assert found == []
     assert "the stream ends inside it" in str(error)
+
+
+def test_without_the_native_library(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_library, "LIBRARY", tmp_path / "_shm.so")
+    with pytest.raises(NanoError, match="needs nanotf's native library") as caught:
+        pipe_mode.PipeModeDataset("train")
+    assert "Received: _shm.so was not built." in str(caught.value)
+    assert "`python -m nanotf.collectives.build` builds it" in str(caught.value)
