@@ -20,8 +20,8 @@ from nanotf.collectives.engine import part_of
 from nanotf.compat.values import read, write
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
-from nanotf.shipping.data.arrays import ArrayRef, lay_out, numpy_dtype, view
-from nanotf.wire.blocks import Block, aligned
+from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, dtype_name, numpy_dtype, view
+from nanotf.wire.blocks import Block
 
 _WHOLE = 16384  # elements; rank 0 writes smaller variables alone, which is cheaper
 
@@ -45,10 +45,9 @@ class StateLayout:
     @classmethod
     def of(cls, variables: Sequence[Any], size: int) -> StateLayout:
         """Returns the layout for a list of `tf.Variable` and a number of workers."""
-        specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
-        values, values_nbytes = lay_out(specs)
-        entries = tuple(_Variable(v.name, ref) for v, ref in zip(variables, values, strict=True))
-        return cls(entries, aligned(values_nbytes), size)
+        packed = PackedArrays([_like(v) for v in variables])
+        entries = map(_Variable, (v.name for v in variables), packed.refs)
+        return cls(tuple(entries), packed.nbytes, size)
 
     @property
     def nbytes(self) -> int:
@@ -58,12 +57,7 @@ class StateLayout:
     def check(self, variables: Sequence[Any]) -> None:
         """Raises `ModelError` unless `variables` are those of the layout, by shapes and dtypes."""
         ours = [(e.value.shape, e.value.dtype) for e in self.variables]
-        theirs = [
-            (r.shape, r.dtype)
-            for r in lay_out([_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables])[
-                0
-            ]
-        ]
+        theirs = [(a.shape, dtype_name(a.dtype)) for a in map(_like, variables)]
         if ours != theirs:
             differing = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
@@ -77,14 +71,9 @@ class StateLayout:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spec:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+def _like(variable: Any) -> np.ndarray[Any, Any]:
+    """Returns an array of a variable's shape and dtype, which takes no memory."""
+    return np.broadcast_to(np.empty((), numpy_dtype(variable.dtype.name)), tuple(variable.shape))
 
 
 @dataclasses.dataclass(frozen=True)

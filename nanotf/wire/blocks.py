@@ -18,11 +18,12 @@ import numpy as np
 from nanotf.wire.memory_files import anonymous_file
 
 ALIGNMENT = 64  # bytes; Eigen and oneDNN want tensors to start at multiples of this
+PAGE = 4096  # bytes; a block takes whole pages anyway
 
 
-def aligned(nbytes: int) -> int:
-    """Rounds a size in bytes up to the next multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def aligned(nbytes: int, to: int = ALIGNMENT) -> int:
+    """Rounds a size in bytes up to the next multiple of `to`."""
+    return -(-nbytes // to) * to
 
 
 class Block:
@@ -116,6 +117,39 @@ class Block:
         """
         if hasattr(mmap, "MADV_REMOVE"):  # only Linux has it
             self._map.madvise(mmap.MADV_REMOVE)
+
+
+class Packing:
+    """Arrays on their way into one block: one after another, each aligned."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.parts: list[tuple[int, np.ndarray[Any, Any]]] = []  # each with its offset in bytes
+
+    def add(self, array: np.ndarray[Any, Any]) -> int:
+        """Takes an array, of any strides; returns its offset in bytes."""
+        offset = self.nbytes
+        self.parts.append((offset, array))
+        self.nbytes += aligned(array.nbytes)
+        return offset
+
+    def write(self, block: Block, start: int = 0) -> None:
+        """Copies the arrays into a block, from byte `start` on."""
+        for offset, array in self.parts:
+            if array.flags.c_contiguous:
+                block.write(start + offset, array)
+            else:  # which `Block.write` cannot take
+                block.array(start + offset, array.shape, array.dtype)[...] = array
+
+    def content(self) -> bytes:
+        """Returns what `write` copies, where it is too little for a block."""
+        return b"".join(a.tobytes().ljust(aligned(a.nbytes), b"\0") for _, a in self.parts)
+
+    def block(self) -> Block:
+        """Returns a new block with the arrays."""
+        block = Block(self.nbytes)
+        self.write(block)
+        return block
 
 
 def private_view(fd: int, nbytes: int) -> np.ndarray[Any, Any]:

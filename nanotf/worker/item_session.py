@@ -84,8 +84,7 @@ class ItemSession:
         found = whole.dump({"The result": result}, packer)
         if not packer.nbytes:
             return found
-        block = Block(packer.nbytes)
-        packer.write(block)
+        block = packer.block()
         assert block.fd is not None
         returned = messages.Returned(number, found, block.nbytes)
         self.channel.send(returned, [block.fd])

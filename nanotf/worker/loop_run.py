@@ -320,8 +320,7 @@ class LoopRun:
         packer, known = packing.Packer(), {"object": program.numbered, "mutable": program.mutables}
         named = {f"What a @nano function {does}": part for does, part in parts.items()}
         pickled = whole.dump(named, packer, known)
-        block = Block(packer.nbytes)
-        packer.write(block)
+        block = packer.block()
         assert block.fd is not None
         self.session.channel.send(messages.Returned(self.number, pickled, block.nbytes), [block.fd])
         block.close_fd()

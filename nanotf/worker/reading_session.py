@@ -97,7 +97,7 @@ class ReadingSession:
             assert block.fd is not None
             self._channel.send(messages.Returned(number, slot, block.nbytes), [block.fd])
             block.close_fd()
-        return orders.BatchRead(body, packer.places(0), slot)
+        return orders.BatchRead(body, packer.places(), slot)
 
 
 def _open(order: orders.DatasetOrder, message: messages.Order) -> _Opened:

@@ -281,8 +281,7 @@ class _LoopCall(calls.Call):
         self._passes: list[tuple[LoopSource, OnePass, streams.StreamWriter]] = []
         blocks = [self.workers.state_block(self.layout.nbytes)]
         if self.packer.nbytes:
-            blocks.append(Block(self.packer.nbytes))
-            self.packer.write(blocks[1])
+            blocks.append(self.packer.block())
         self.state = SharedVariables(self.layout, blocks[0], self.variables)
         self.state.store(0)
         return blocks

@@ -47,11 +47,7 @@ class PackedObject:
 
     def block(self) -> Block | None:
         """Returns a new block with the arrays; None if there are none."""
-        if not self.packer.nbytes:
-            return None
-        block = Block(self.packer.nbytes)
-        self.packer.write(block)
-        return block
+        return self.packer.block() if self.packer.nbytes else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from nanotf.parent.reading import read_ahead
 from nanotf.parent.reading.passes import Resume, epochs_cut_short
 from nanotf.parent.reading.shuffle_orders import Orders, OrderSeed
 from nanotf.shipping.data import inputs, pipelines, streams
-from nanotf.shipping.data.arrays import Packing
+from nanotf.shipping.data.arrays import PackedArrays
 from nanotf.wire.blocks import Block
 
 Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
@@ -78,7 +78,7 @@ class FitData:
         self._arguments = a = arguments
         self._first_block = first_block
         self.order_seed = OrderSeed.now() if resume is None else resume.order_seed
-        self._packings: list[Packing] = []
+        self._packed: list[PackedArrays] = []
         self.streams: list[Stream] = []
         self.read: keras_epochs.Epochs | None = None  # training data that have to be read
         self.is_endless = False
@@ -319,25 +319,21 @@ class FitData:
         return read, signature
 
     def _arrays(self, data: keras_epochs.Arrays, passes: int | None) -> inputs.ArrayInput:
-        block = self._first_block + len(self._packings)
+        block = self._first_block + len(self._packed)
         size = int(data.batch_size)
-        result, packing = inputs.pack_arrays(data.structure, block, size, passes)
-        self._packings.append(packing)
+        result, packed = inputs.pack_arrays(data.structure, block, size, passes)
+        self._packed.append(packed)
         return result
 
     def blocks(self) -> list[Block]:
         """Copies the arrays into shared blocks; can be called only once."""
-        blocks = []
-        for packing in self._packings:
-            block = Block(packing.nbytes)
-            packing.write(block)
-            blocks.append(block)
-        self._packings = []  # nothing refers to the user's arrays beyond this point
+        blocks = [packed.block() for packed in self._packed]
+        self._packed = []  # nothing refers to the user's arrays beyond this point
         return blocks
 
     def arrays(self) -> list[list[np.ndarray[Any, Any]]]:
         """Returns the arrays of each input that has some, for use in this process."""
-        return [packing.arrays for packing in self._packings]
+        return [packed.arrays for packed in self._packed]
 
     def facts(self) -> dict[str, Any]:
         """Returns what decides the batches of each step and their order, ready for JSON."""

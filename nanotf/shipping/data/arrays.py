@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.wire.blocks import Block, aligned
+from nanotf.wire.blocks import Block, Packing
 
 PICKLED = "pickled"
 
@@ -24,22 +24,6 @@ class ArrayRef:
     # Python objects (mostly strings), which is stored as a pickle.
     dtype: str
     nbytes: int  # as stored: of a pickled array, the pickle's size
-
-
-def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
-    """Assigns every array an aligned place.
-
-    Args:
-        arrays: objects with `shape`, `dtype` and `nbytes`.
-
-    Returns:
-        The references, in order, and the total size in bytes.
-    """
-    refs, offset = [], 0
-    for array in arrays:
-        refs.append(ArrayRef(offset, tuple(array.shape), dtype_name(array.dtype), array.nbytes))
-        offset += aligned(array.nbytes)
-    return refs, offset
 
 
 def dtype_name(dtype: Any) -> str:
@@ -69,36 +53,21 @@ def view(block: Block, ref: ArrayRef) -> np.ndarray[Any, Any]:
     return block.array(ref.offset, ref.shape, numpy_dtype(ref.dtype))
 
 
-class Packing:
-    """Arrays on their way into a block.
+class PackedArrays(Packing):
+    """Arrays on their way into a block, with what `view` needs to find them there.
 
     Args:
         arrays: those of Python objects and of texts are pickled at once.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        super().__init__()
         self.arrays = list(arrays)
-        self._raw = [_raw(array) for array in arrays]
-        places, self.nbytes = lay_out(self._raw)
-        self.refs = [
-            dataclasses.replace(place, shape=tuple(array.shape), dtype=PICKLED)
-            if raw is not array
-            else place
-            for place, array, raw in zip(places, arrays, self._raw, strict=True)
-        ]
-        self._places = places
+        self.refs = tuple(map(self._place, arrays))
 
-    def write(self, block: Block, start: int = 0) -> None:
-        """Copies the arrays into a block, from byte `start` on."""
-        for place, raw in zip(self._places, self._raw, strict=True):
-            if raw.flags.c_contiguous:
-                block.write(place.offset + start, raw)
-            else:  # which `Block.write` cannot take
-                view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
-
-
-def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.dtype.kind in "OUS":
-        objects = np.array(array, dtype=object)
-        return np.frombuffer(pickle.dumps(objects, protocol=5), dtype=np.uint8)
-    return array
+    def _place(self, array: np.ndarray[Any, Any]) -> ArrayRef:
+        raw, stored_as = array, dtype_name(array.dtype)
+        if array.dtype.kind in "OUS":
+            pickled = pickle.dumps(np.array(array, dtype=object), protocol=5)
+            raw, stored_as = np.frombuffer(pickled, dtype=np.uint8), PICKLED
+        return ArrayRef(self.add(raw), tuple(array.shape), stored_as, raw.nbytes)

@@ -25,7 +25,7 @@ import numpy as np
 
 from nanotf.shipping.objects import pickling
 from nanotf.shipping.objects.packing import Packer
-from nanotf.wire.blocks import Block
+from nanotf.wire.blocks import PAGE, Block, aligned
 
 LARGE = 1 << 20  # bytes
 _CHUNK = 1 << 20  # bytes that are compared at once
@@ -59,38 +59,24 @@ def snapshot(dataset: Any, last: DatasetSnapshot | None = None) -> DatasetSnapsh
     Raises:
         ShippingError: The dataset cannot be sent to another process; the message names it.
     """
-    large: list[memoryview] = []
+    packer, file = Packer(inline=LARGE), io.BytesIO()
     with pickling.naming(f"The {type(dataset).__qualname__} that reader processes read"):
-        body = _dumps(dataset, large)
+        pickling.dump(_DatasetPickler(file, buffer_callback=packer.take), dataset)
+    body = np.frombuffer(file.getvalue(), np.uint8)
+    large = [array for _, array in packer.parts]
     same = dict[int, Block]()
     if last is not None:
         pairs = enumerate(zip(last.arrays, large, strict=False))
         same = {n: block for n, (block, array) in pairs if _holds(block, array)}
         unchanged = len(same) == len(large) == len(last.arrays)
-        if unchanged and last.nbytes == len(body) and _holds(last.pickle, memoryview(body)):
+        if unchanged and last.nbytes == body.nbytes and _holds(last.pickle, body):
             return last
     arrays = (same.get(n) or _block_of(array) for n, array in enumerate(large))
-    return DatasetSnapshot(_block_of(memoryview(body)), len(body), tuple(arrays))
+    return DatasetSnapshot(_block_of(body), body.nbytes, tuple(arrays))
 
 
-def _dumps(obj: Any, large: list[memoryview]) -> bytes:
-    def is_inside(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            raw = buffer.raw()
-        except BufferError:  # an array that is not contiguous
-            return True
-        if raw.nbytes >= LARGE:
-            large.append(raw)
-        return raw.nbytes < LARGE
-
-    file = io.BytesIO()
-    pickling.dump(_DatasetPickler(file, buffer_callback=is_inside), obj)
-    return file.getvalue()
-
-
-def _holds(block: Block, content: memoryview) -> bool:
-    """Returns True if a block has a content; compares piece by piece, to save memory."""
-    new = np.frombuffer(content, np.uint8)
+def _holds(block: Block, new: np.ndarray[Any, Any]) -> bool:
+    """Returns True if a block has some bytes; compares piece by piece, to save memory."""
     if block.nbytes != Block.size_for(new.nbytes):
         return False
     old = block.array(0, (new.nbytes,), np.uint8)
@@ -100,10 +86,9 @@ def _holds(block: Block, content: memoryview) -> bool:
     )
 
 
-def _block_of(content: memoryview) -> Block:
-    array: np.ndarray[Any, Any] = np.frombuffer(content, np.uint8)
-    block = Block(array.nbytes)
-    block.write(0, array)
+def _block_of(content: np.ndarray[Any, Any]) -> Block:
+    block = Block(content.nbytes)
+    block.write(0, content)
     return block
 
 
@@ -194,7 +179,7 @@ def pack_batch(batch: Any) -> tuple[bytes, Packer]:
         ShippingError: Something in it cannot be sent to the parent.
     """
     packer, file = Packer(), io.BytesIO()
-    pickling.dump(_BatchPickler(file, buffer_callback=packer.add), batch)
+    pickling.dump(_BatchPickler(file, buffer_callback=packer.take), batch)
     return file.getvalue(), packer
 
 
@@ -230,7 +215,7 @@ class BatchMemory:
             self._free.remove(number)
             packer.write(self._blocks[number])
             return number, None
-        block = Block(-(-packer.nbytes // 4096) * 4096)  # whole pages, which it takes anyway
+        block = Block(aligned(packer.nbytes, PAGE))
         packer.write(block)
         if self._free:  # too small
             number = self._free.pop()

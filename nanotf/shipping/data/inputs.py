@@ -28,7 +28,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, UndividedError
-from nanotf.shipping.data.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.wire.blocks import Block
 
 _ROWS_OF_A_PIECE = 2**19  # of an order, at most; 4 MiB
@@ -363,7 +363,7 @@ def pack_arrays(
     block: int,
     batch_size: int,
     passes: int | None = None,
-) -> tuple[ArrayInput, Packing]:
+) -> tuple[ArrayInput, PackedArrays]:
     """Describes arrays as an input of the workers.
 
     Args:
@@ -374,7 +374,7 @@ def pack_arrays(
         passes: see `ArrayInput`.
 
     Returns:
-        The input, and the packing that writes its block.
+        The input, and the arrays on their way into its block.
 
     Raises:
         UndividedError: There are no samples.
@@ -390,7 +390,6 @@ def pack_arrays(
     numbers = itertools.count()
     places = tf.nest.map_structure(lambda a: None if a is None else next(numbers), data)
     structure = without_lists(places)
-    packing = Packing(flat)
-    refs = tuple(packing.refs)
-    made = ArrayInput(structure, refs, block, rows, batch_size, passes=passes)
-    return made, packing
+    packed = PackedArrays(flat)
+    made = ArrayInput(structure, packed.refs, block, rows, batch_size, passes=passes)
+    return made, packed

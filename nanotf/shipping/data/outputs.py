@@ -21,7 +21,7 @@ import numpy as np
 from nanotf.compat import keras_runs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping.data.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.shipping.objects import pickling
 from nanotf.wire.blocks import Block
 
@@ -129,10 +129,9 @@ class OutputWriter:
         """Sends the outputs collected so far."""
         if self._steps == 0:
             return
-        packing = Packing(self._arrays)
-        block = Block(packing.nbytes)
-        packing.write(block)
-        self._send(self._structure, self._steps, tuple(packing.refs), block)
+        packed = PackedArrays(self._arrays)
+        block = packed.block()
+        self._send(self._structure, self._steps, packed.refs, block)
         block.close_fd()  # the parent has its own
         self._arrays, self._steps = [], 0
 

@@ -45,7 +45,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
-from nanotf.shipping.data.arrays import ArrayRef, Packing, view
+from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.shipping.data.inputs import (
     check_rows,
     claiming,
@@ -55,7 +55,7 @@ from nanotf.shipping.data.inputs import (
     tuned,
 )
 from nanotf.wire import messages, timing
-from nanotf.wire.blocks import Block
+from nanotf.wire.blocks import PAGE, Block, aligned
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # time for user code to finish making a batch
@@ -597,15 +597,15 @@ class StreamWriter:
         return len(flat[0]) if flat[0].ndim else 1
 
     def _write_batch(self, flat: list[np.ndarray[Any, Any]]) -> None:
-        packing = Packing(flat)
+        packed = PackedArrays(flat)
         new_block = None
-        if self._block is None or packing.nbytes > self._slot_nbytes:
+        if self._block is None or packed.nbytes > self._slot_nbytes:
             # Slots in the old ring stay valid: workers hold its block until they have read them.
             # Whole pages, so that arrays of every slot are aligned as in a block of their own.
-            self._slot_nbytes = -(-packing.nbytes // 4096) * 4096
+            self._slot_nbytes = aligned(packed.nbytes, PAGE)
             new_block = self._block = Block(SLOTS * self._slot_nbytes)
         start = self._slot * self._slot_nbytes
-        packing.write(self._block, start)
+        packed.write(self._block, start)
         with self._changed:
             if self._stopped:  # a later call has streams of the same numbers
                 return
@@ -614,7 +614,7 @@ class StreamWriter:
                 self.stream,
                 self._turn,
                 self._slot,
-                tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
+                tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packed.refs),
                 rows=self._rows_of(flat),
                 block=new_block.nbytes if new_block else None,
                 may_differ=self._may_differ,

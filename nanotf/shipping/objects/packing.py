@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
-from nanotf.wire.blocks import Block, aligned
+import numpy as np
+
+from nanotf.wire.blocks import Block, Packing
 
 _INLINE = 1 << 16  # bytes
 
@@ -31,18 +33,18 @@ class Pickled:
         ]
 
 
-class Packer:
-    """Writer of the arrays of several pickles, one after another, into a block.
+class Packer(Packing):
+    """The arrays of several pickles on their way into a block.
 
     Args:
         inline: in bytes; smaller arrays stay inside the pickle, and are not shared.
     """
 
     def __init__(self, inline: int = _INLINE) -> None:
-        self.nbytes, self._inline = 0, inline
-        self._buffers: list[tuple[int, memoryview]] = []
+        super().__init__()
+        self._inline = inline
 
-    def add(self, buffer: pickle.PickleBuffer) -> bool:
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
         """Takes a buffer of a pickle; returns True if it stays inside the pickle."""
         try:
             raw = buffer.raw()
@@ -50,18 +52,9 @@ class Packer:
             return True
         if raw.nbytes < self._inline:
             return True
-        self._buffers.append((self.nbytes, raw))
-        self.nbytes += aligned(raw.nbytes)
+        self.add(np.frombuffer(raw, np.uint8))
         return False
 
-    def places(self, since: int) -> tuple[tuple[int, int], ...]:
-        """Returns offset and size of the buffers from number `since` on."""
-        return tuple((offset, raw.nbytes) for offset, raw in self._buffers[since:])
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    def write(self, block: Block) -> None:
-        """Copies all into a block of `nbytes`."""
-        for offset, raw in self._buffers:
-            block.array(offset, (raw.nbytes,), "u1")[...] = memoryview(raw).cast("B")
+    def places(self, since: int = 0) -> tuple[tuple[int, int], ...]:
+        """Returns offset and size in bytes of the buffers from number `since` on."""
+        return tuple((offset, array.nbytes) for offset, array in self.parts[since:])

@@ -300,13 +300,13 @@ class Manifest:
         with self._by_value():
             code = function, self.steps
             pickling.dump(_KeyPickler(self, in_key), code)
-            pickler = _CallPickler(self, file, buffer_callback=packer.add)
+            pickler = _CallPickler(self, file, buffer_callback=packer.take)
             pickling.dump(pickler, (code, (call.args, call.kwargs), _Met(pickler)))
             self.shipped = [*self.shipped[: self.held], *pickler.met.values()]
         key = hashlib.sha256()
         for part in (self._heap, in_key.getvalue(), str(_changed[self._heap_key()]).encode()):
             key.update(hashlib.sha256(part).digest())
-        pickled = Pickled(file.getvalue(), packer.places(0))
+        pickled = Pickled(file.getvalue(), packer.places())
         self._key = key.digest()
         return Shipment(self._heap, pickled, self._key, _grown.get(self._key)), packer
 

@@ -107,14 +107,14 @@ def dump(
     Raises:
         ShippingError: Something in them cannot be sent; names the first object that cannot.
     """
-    since = len(packer)
+    since = len(packer.parts)
     with user_modules.ModulesByValue() as modules:
         if by_value is not None:
             _take_module_of(by_value, modules)
         if known is None:
-            data, _ = heap.dump(parts, lambda f: _ItemPickler(f, packer.add, modules=modules))
+            data, _ = heap.dump(parts, lambda f: _ItemPickler(f, packer.take, modules=modules))
         else:
-            data, _ = heap.dump(parts, lambda f: WholePickler(f, packer.add, _ids_of(known)))
+            data, _ = heap.dump(parts, lambda f: WholePickler(f, packer.take, _ids_of(known)))
     return Pickled(data, packer.places(since))
 
 

@@ -108,10 +108,9 @@ SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (0, 4), (5, 2, 3)]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arrays_come_back_as_they_were(dtype: str) -> None:
     originals = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) for shape in SHAPES]
-    packing = arrays.Packing(originals)
-    block = Block(packing.nbytes)
-    packing.write(block)
-    for original, ref in zip(originals, packing.refs, strict=True):
+    packed = arrays.PackedArrays(originals)
+    block = packed.block()
+    for original, ref in zip(originals, packed.refs, strict=True):
         found = arrays.view(block, ref)
         assert found.dtype == original.dtype
         np.testing.assert_array_equal(found, original)
@@ -121,10 +120,9 @@ def test_arrays_come_back_as_they_were(dtype: str) -> None:
 def test_arrays_that_are_not_contiguous() -> None:
     base = np.arange(24).reshape(4, 6)
     originals = [base[:, ::2], base.T, base[::-1], np.broadcast_to(base[0], (3, 6))]
-    packing = arrays.Packing(originals)
-    block = Block(packing.nbytes)
-    packing.write(block)
-    for original, ref in zip(originals, packing.refs, strict=True):
+    packed = arrays.PackedArrays(originals)
+    block = packed.block()
+    for original, ref in zip(originals, packed.refs, strict=True):
         np.testing.assert_array_equal(arrays.view(block, ref), original)
 
 
@@ -133,20 +131,19 @@ def test_arrays_that_are_not_contiguous() -> None:
 )
 def test_arrays_of_objects(values: object) -> None:
     original = np.array(values)
-    packing = arrays.Packing([original, np.arange(3)])
-    block = Block(packing.nbytes)
-    packing.write(block)
-    assert packing.refs[0].shape == original.shape
-    found = arrays.view(block, packing.refs[0])
+    packed = arrays.PackedArrays([original, np.arange(3)])
+    block = packed.block()
+    assert packed.refs[0].shape == original.shape
+    found = arrays.view(block, packed.refs[0])
     assert found.tolist() == original.tolist()
-    assert arrays.view(block, packing.refs[1]).tolist() == [0, 1, 2]
+    assert arrays.view(block, packed.refs[1]).tolist() == [0, 1, 2]
 
 
 def test_arrays_at_an_offset() -> None:
-    packing = arrays.Packing([np.arange(5)])
+    packed = arrays.PackedArrays([np.arange(5)])
     start = 3 * ALIGNMENT
-    block = Block(start + packing.nbytes)
-    packing.write(block, start)
+    block = Block(start + packed.nbytes)
+    packed.write(block, start)
     assert not block.array(0, (start,), np.uint8).any()
     assert block.array(start, (5,), np.int64).tolist() == list(range(5))
 

@@ -3,7 +3,7 @@
 A datagram is a pickled object of a class below. Small arrays travel in it. Larger ones, and long
 descriptions of many arrays, travel in a block, whose descriptor goes with a `LetterBlock`:
 
-    [ the pickled `Letter`, without content | array | array | ... ]   each part aligned
+    [ array | array | ... | the pickled `Letter`, without content ]   each part aligned
 
 The sender copies each array once, into the block. The receiver maps it.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.errors import InvalidArgumentTypeError, NanoError
-from nanotf.wire.blocks import Block, aligned
+from nanotf.wire.blocks import Block, Packing
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +32,8 @@ class Letter:
 
     source: int  # the sender's rank
     tag: str
-    likes: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]  # dtype and shape of each array
+    # Dtype and shape of each array, and its offset in bytes in `content` or in the block.
+    arrays: tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...]
     content: bytes | None = None  # the arrays, each aligned; None if they are in a block
 
 
@@ -41,7 +42,7 @@ class LetterBlock:
     """A block that holds a letter; its descriptor comes with the datagram."""
 
     nbytes: int  # the size of the block
-    head: int  # the size of the pickled letter at its start
+    offset: int  # where the pickled letter begins
 
 
 @dataclass(frozen=True)
@@ -112,22 +113,16 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
                 "A mailbox carries arrays of numbers, bools or bytes. Received: an array of dtype "
                 f"{array.dtype} and shape {array.shape}, tag={tag!r}. Pickle its objects first."
             )
-    # `ascontiguousarray` gives a scalar a dimension; `reshape` takes it away.
-    arrays = [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
-    letter = Letter(source, tag, tuple((array.dtype, array.shape) for array in arrays))
-    # The other half is for `likes`, which may be longer all the same.
-    if sum(aligned(array.nbytes) for array in arrays) <= INLINE_BYTES // 2:
-        parts = [_bytes_of(array).ljust(aligned(array.nbytes), b"\0") for array in arrays]
-        data = pickle.dumps(replace(letter, content=b"".join(parts)), pickle.HIGHEST_PROTOCOL)
+    packing = Packing()
+    letter = Letter(source, tag, tuple((a.dtype, a.shape, packing.add(a)) for a in arrays))
+    # The other half is for the descriptions, which may be longer all the same.
+    if packing.nbytes <= INLINE_BYTES // 2:
+        data = pickle.dumps(replace(letter, content=packing.content()), pickle.HIGHEST_PROTOCOL)
         if len(data) <= INLINE_BYTES:
             return data, None
-    head = pickle.dumps(letter, pickle.HIGHEST_PROTOCOL)
-    offsets, nbytes = _offsets(letter, aligned(len(head)))
-    block = Block(nbytes)
-    block.write(0, np.frombuffer(head, np.uint8))
-    for offset, array in zip(offsets, arrays, strict=True):
-        block.write(offset, array)
-    return pickle.dumps(LetterBlock(block.nbytes, len(head)), pickle.HIGHEST_PROTOCOL), block
+    offset = packing.add(np.frombuffer(pickle.dumps(letter, pickle.HIGHEST_PROTOCOL), np.uint8))
+    block = packing.block()
+    return pickle.dumps(LetterBlock(block.nbytes, offset), pickle.HIGHEST_PROTOCOL), block
 
 
 def unpack(message: Letter | LetterBlock, fd: int | None) -> tuple[Letter, list[Array]]:
@@ -139,32 +134,11 @@ def unpack(message: Letter | LetterBlock, fd: int | None) -> tuple[Letter, list[
     """
     if isinstance(message, Letter):
         assert message.content is not None
-        content = np.frombuffer(bytearray(message.content), np.uint8)
-        offsets, _ = _offsets(message, 0)
-        made = [
-            np.ndarray(shape, dtype, content.data, offset)
-            for (dtype, shape), offset in zip(message.likes, offsets, strict=True)
-        ]
-        return message, made
+        content = bytearray(message.content)
+        return message, [np.ndarray(s, d, content, offset) for d, s, offset in message.arrays]
     assert fd is not None
     block = Block(message.nbytes, fd)
-    letter: Letter = pickle.loads(block.array(0, (message.head,), np.uint8).data)
-    offsets, _ = _offsets(letter, aligned(message.head))
-    arrays = [
-        block.array(offset, shape, dtype)
-        for (dtype, shape), offset in zip(letter.likes, offsets, strict=True)
-    ]
-    return letter, arrays
-
-
-def _bytes_of(array: Array) -> bytes:
-    return array.tobytes()
-
-
-def _offsets(letter: Letter, begin: int) -> tuple[list[int], int]:
-    """Returns where each array begins, and where the last one ends."""
-    offsets = []
-    for dtype, shape in letter.likes:
-        offsets.append(begin)
-        begin += aligned(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-    return offsets, begin
+    # The zeros behind a pickle are not read.
+    head = block.array(message.offset, (block.nbytes - message.offset,), np.uint8)
+    letter: Letter = pickle.loads(head.data)
+    return letter, [block.array(offset, s, d) for d, s, offset in letter.arrays]

@@ -86,7 +86,7 @@ def test_batches_lie_in_slots_that_are_used_again() -> None:
     number, block = slots.write(packer)
     assert block is not None
     memory = block.array(0, (block.nbytes,), np.uint8)
-    found = datasets.unpack_batch(body, memory, packer.places(0))
+    found = datasets.unpack_batch(body, memory, packer.places())
     np.testing.assert_array_equal(found[0]["images"], images)
     assert found[0]["names"] == ["a", None]
     memory[:] = 0
