@@ -1,8 +1,9 @@
 """Reports where the time of a call went: `history.nanotf`, `nanotf.last_report()`.
 
-- `call_report.py`: the report and its table.
-- `timeline.py`: times of parent and workers, as sums and as slices.
-- `chart.py`: their picture.
+- `timed_report.py`: what users can do with any report of times, also with one of a package above:
+  print a table (`table.py`), draw a picture (`chart.py`), write a trace (`chrome_trace.py`).
+- `timeline.py`: the times of processes, as slices of tracks and as sums.
+- `call_report.py`: the report of a call. `call_chart.py`: its picture.
 
 Called by `parent`. May import `wire`, `errors` and `console`.
 """

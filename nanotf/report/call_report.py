@@ -25,22 +25,17 @@ in one process measures only its epochs, see `one_process`.
 
 from __future__ import annotations
 
-import base64
 import collections
 import dataclasses
-import html
-import importlib.util
-import io
-import json
-import os
-import pathlib
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import TYPE_CHECKING
 
-from nanotf.errors import NanoError
+from nanotf.report import table
+from nanotf.report.timed_report import TimedReport
 from nanotf.report.timeline import (
     COLUMNS,
     NS,
+    Track,
     WorkerReport,
     begin_of_passes,
     slices_of_call,
@@ -49,12 +44,19 @@ from nanotf.report.timeline import (
 from nanotf.wire import timing
 from nanotf.wire.parts import Part
 
+if TYPE_CHECKING:
+    from nanotf.report.chart import Chart
+
 _COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(TimedReport):
     """Times of one call, in seconds.
+
+    The trace shows the first `timing.STEPS_KEPT` steps of each worker one by one. Within a step,
+    waiting for data is shown at the beginning, where it was, and communication at the end, where
+    most of it was.
 
     Args:
         method: str, the called method.
@@ -165,65 +167,21 @@ class Report:
         texts = [_text_of_call(self), _text_of_workers(self), _text_of_parts(self.parts)]
         return "\n\n".join("\n".join(lines) for lines in texts).rstrip()
 
-    def _repr_html_(self) -> str:
-        """Returns the text for a notebook, and the picture if matplotlib is installed."""
-        text = f"<pre>{html.escape(str(self))}</pre>"
-        if importlib.util.find_spec("matplotlib") is None:
-            return text
-        picture = io.BytesIO()
-        self._draw(picture)
-        encoded = base64.b64encode(picture.getvalue()).decode()
-        return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
+    def _tracks(self) -> list[Track]:
+        here = list(slices_of_call(self.call))
+        if self.size == 1:
+            for times in self.times:
+                here.extend(slices_of_worker(times))
+            return [Track("this process", here)]
+        workers = (Track(f"worker {t.rank}", list(slices_of_worker(t))) for t in self.times)
+        return [Track("this process", here), *workers]
 
-    def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        from nanotf.report import chart  # imports NumPy
+    def _chart(self) -> Chart:
+        from nanotf.report import call_chart  # imports NumPy
 
-        names, imbalance = ["this process"], ""
-        if self.size > 1:
-            names += [f"worker {worker.rank}" for worker in self.workers]
-            imbalance = f"load imbalance {100 * self.load_imbalance:.1f} %"
-        titles = (f"{self.title}: {self.total:.2f} s", imbalance)
-        chart.draw(file, self.call, self.times, self.workers, names, titles)
-
-    def plot(self, path: str | os.PathLike[str] = "nanotf_report.png") -> str:
-        """Draws a timeline of this process and of each worker, and a bar with its sums.
-
-        Args:
-            path: str or path-like, default "nanotf_report.png"; the suffix sets the format.
-
-        Returns:
-            The path.
-
-        Raises:
-            NanoError: matplotlib is not installed.
-        """
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError as error:
-            raise NanoError(
-                "plot() draws with matplotlib, which is not installed. Received: "
-                f"plot({os.fspath(path)!r}). Run `pip install matplotlib`, or use "
-                "to_chrome_trace(), which needs nothing."
-            ) from error
-        self._draw(path)
-        return os.fspath(path)
-
-    def to_chrome_trace(self, path: str | os.PathLike[str]) -> str:
-        """Writes the timeline for https://ui.perfetto.dev or chrome://tracing.
-
-        There is one track for this process and one for each worker. The first `timing.STEPS_KEPT`
-        steps of each worker are shown one by one. Within a step, waiting for data is shown at the
-        beginning, where it was, and communication at the end, where most of it was.
-
-        Args:
-            path: str or path-like, of the JSON file.
-
-        Returns:
-            The path.
-        """
-        text = json.dumps({"traceEvents": list(_events(self)), "displayTimeUnit": "ms"})
-        pathlib.Path(path).write_text(text, encoding="utf-8")
-        return os.fspath(path)
+        imbalance = f"load imbalance {100 * self.load_imbalance:.1f} %" if self.size > 1 else None
+        title = f"{self.title}: {self.total:.2f} s"
+        return call_chart.of_call(title, imbalance, self.call, self.times, self.workers)
 
 
 _last: collections.deque[Report | None] = collections.deque([None], maxlen=1)
@@ -291,11 +249,8 @@ def _text_of_workers(report: Report) -> Iterator[str]:
     rows = [[str(w.rank), *(_cell(getattr(w, f)) for f, _ in shown)] for w in report.workers]
     # Headings of two words take two lines; headings of one word take the second.
     headings = [("", "worker"), *(h.rpartition(" ")[::2] for _, h in shown)]
-    lines = [*map(list, zip(*headings, strict=True)), *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     yield "Seconds of each worker:"
-    for line in lines:
-        yield "  ".join(f"{text:>{n}}" for text, n in zip(line, widths, strict=True))
+    yield from table.lines([*zip(*headings, strict=True)], rows)
     missing = [heading for field, heading in _COLUMNS_OF_TABLE if field not in dict(shown)]
     if missing:
         yield f"Not measured here: {', '.join(missing)}."
@@ -334,35 +289,3 @@ def _cell(value: float | None) -> str:
         return str(value)
     digits = 3 - sum(value >= limit for limit in (99.9995, 999.995, 9999.95))
     return f"{value:.{digits}f}"
-
-
-# --------------------------------------------------------------------------------- trace
-def _events(report: Report) -> Iterator[dict[str, Any]]:
-    """Yields Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
-    origin = report.call.began
-    tracks = [("this process", list(slices_of_call(report.call)))]
-    for times in report.times:
-        if report.size == 1:
-            tracks[0][1].extend(slices_of_worker(times))
-        else:
-            tracks.append((f"worker {times.rank}", list(slices_of_worker(times))))
-    yield _metadata("process_name", 0, f"nanotf: {report.title}")
-    for number, (name, slices) in enumerate(tracks):
-        yield _metadata("thread_name", number, name)
-        yield {**_metadata("thread_sort_index", number, ""), "args": {"sort_index": number}}
-        for piece in slices:
-            if piece.ended == piece.began:  # a stage that this call did not have
-                continue
-            yield {
-                "name": piece.name,
-                "ph": "X",
-                "pid": 0,
-                "tid": number,
-                "ts": (piece.began - origin) / 1e3,
-                "dur": (piece.ended - piece.began) / 1e3,
-                "args": piece.numbers,
-            }
-
-
-def _metadata(what: str, track: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}

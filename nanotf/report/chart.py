@@ -1,238 +1,97 @@
-"""The picture of a `Report`: a timeline of all processes, and the workers' sums.
-
-Steps are too short and too many to be seen one by one. A worker's track shows how each small
-interval of time was spent: a column of colors, always in the same order.
-"""
+"""The picture of a report: a row for each process, its timeline and a bar of its sums."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 
-from nanotf.report import timeline
-from nanotf.wire import timing
-
-BINS = 400  # intervals of time in a track
-
-# Okabe and Ito's colors, which people with any color vision can tell apart.
-COLOURS = {
-    "preparing": "#999999",
-    "start-up": "#666666",
-    "shipping": "#F0E442",
-    "rebuild": "#CC79A7",
-    "first step": "#7A4D73",
-    "input": "#E69F00",
-    "compute": "#0072B2",
-    "comm.": "#56B4E9",
-    "comm. wait": "#D55E00",
-    "between": "#BBBBBB",
-    "hooks": "#000000",
-    "epoch ends": "#009E73",
-    "finishing": "#8C6D46",
-}
-_OF_CALL = {
-    "preparing": "preparing",
-    "start-up": "start-up",
-    "shipping": "shipping",
-    "finishing": "finishing",
-    "on_epoch_end": "epoch ends",
-    "on_train_end": "epoch ends",
-}  # and other hooks, see `_name_of_call`
+from nanotf.report.timeline import Slice
 
 Array = np.ndarray[Any, Any]
 
+_HEIGHT = 0.8  # of a row, whose distance to the next is 1
+_LABELED = 0.012  # of the whole time: a shorter slice has no room for its label
 
-def draw(
-    file: str | os.PathLike[str] | IO[bytes],
-    call: timing.CallTimes,
-    times: Sequence[timing.WorkerTimes],
-    workers: Sequence[timeline.WorkerReport],
-    names: Sequence[str],
-    titles: tuple[str, str],
-) -> None:
-    """Draws the picture into a file, as PNG unless its name has another suffix.
 
-    Args:
-        file: a path or a binary file.
-        call, times: the recorded times of parent and workers.
-        workers: their sums, by rank.
-        names: those of the tracks: the parent's, then the workers'; one for one process.
-        titles: those of the timeline and of the sums; "" is none.
-    """
-    # Not pyplot, which would choose a backend for the whole process and keep the figure.
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+@dataclasses.dataclass(frozen=True)
+class ProcessRow:
+    """A process. Its parts have the names of colors."""
 
-    figure = Figure(figsize=(11, 2.1 + 0.55 * len(names)), layout="constrained")
-    axes, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
-    begin, end = call.began, call.ended
-    edges = np.linspace(begin, end, BINS + 1)
-    seconds = (edges - begin) * timeline.NS
-    tracks = _tracks(call, times, edges)
-    if len(names) == len(times):  # this process did the work of the workers
-        tracks = [_together(tracks)]
-    used: dict[str, None] = {}
-    for track, shares in enumerate(tracks):
-        bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is inverted
+    name: str
+    sums: Mapping[str, float]  # the bar's pieces, from left to right
+    # The part of each of many intervals, 0 to 1, drawn as a column from bottom to top.
+    shares: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    slices: Sequence[Slice] = ()  # instead, of a timeline whose parts can be seen one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A picture."""
+
+    title: str
+    rows: Sequence[ProcessRow]
+    whole: tuple[int, int]  # begin and end of the timelines, in nanoseconds
+    time_unit: float  # of their axis, in nanoseconds
+    time_label: str
+    sums_label: str
+    colours: Mapping[str, str]  # by name, in the order of the legend
+    sums_title: str = ""
+
+    def draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Draws it into a file, as PNG unless its name has another suffix."""
+        # Not pyplot, which would choose a backend for the whole process and keep the figure.
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+
+        count = len(self.rows)
+        figure = Figure(figsize=(11, 2.0 + 0.6 * count), layout="constrained")
+        axes, sums = figure.subplots(1, 2, width_ratios=(7, 2), sharey=True)
+        used = set[str]()
+        for place, row in enumerate(self.rows):
+            used.update(row.sums, row.shares, (piece.name for piece in row.slices))
+            self._draw_shares(axes, place, row.shares)
+            self._draw_slices(axes, place, row.slices)
+            left = 0.0
+            for name, amount in row.sums.items():
+                sums.barh(place, amount, _HEIGHT, left=left, color=self.colours[name])
+                left += amount
+        axes.set_yticks(range(count), [row.name for row in self.rows])
+        axes.set_ylim(count - 0.4, -0.6)  # the first row is on top
+        axes.set_xlim(0, self._at(self.whole[1]))
+        axes.set_xlabel(self.time_label)
+        axes.set_title(self.title, loc="left", fontsize=11)
+        sums.set_xlabel(self.sums_label)
+        if self.sums_title:
+            sums.set_title(self.sums_title, loc="left", fontsize=10)
+        for each in (axes, sums):
+            each.spines[["top", "right"]].set_visible(False)
+            each.tick_params(axis="y", length=0)
+        handles = [Patch(color=c, label=name) for name, c in self.colours.items() if name in used]
+        figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
+        figure.savefig(file, dpi=120)
+
+    def _at(self, time: float) -> float:
+        return (time - self.whole[0]) / self.time_unit
+
+    def _draw_shares(self, axes: Any, place: int, shares: Mapping[str, Array]) -> None:
+        bottom: Any = place + _HEIGHT / 2  # the axis is inverted
         for name, share in shares.items():
-            if share.max() < 1e-9:  # zero, except for rounding
-                continue
-            used[name] = None
-            top = bottom - 0.8 * share
-            axes.stairs(top, seconds, baseline=bottom, fill=True, color=COLOURS[name])
+            edges = np.linspace(0, self._at(self.whole[1]), len(share) + 1)
+            top = bottom - _HEIGHT * share
+            axes.stairs(top, edges, baseline=bottom, fill=True, color=self.colours[name])
             bottom = top
-    first = len(names) - len(workers)
-    for track, worker in enumerate(workers, first):
-        left = 0.0
-        for field, name in timeline.COLUMNS:
-            value = getattr(worker, field)
-            if not value:
-                continue
-            used[name] = None
-            sums.barh(track, value, 0.8, left=left, color=COLOURS[name])
-            left += value
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, seconds[-1])
-    axes.set_xlabel("seconds since the call")
-    axes.set_title(titles[0], loc="left")
-    sums.set_xlabel("seconds, sums")
-    if titles[1]:
-        sums.set_title(titles[1], loc="left", fontsize=10)
-    for each in (axes, sums):
-        each.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS if name in used]
-    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(file, dpi=120)
 
-
-def _tracks(
-    call: timing.CallTimes, times: Sequence[timing.WorkerTimes], edges: Array
-) -> list[dict[str, Array]]:
-    """Returns, for each track and name, the share (0 to 1) that it took of every interval."""
-    of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
-    for piece in timeline.slices_of_call(call):
-        name = _name_of_call(piece.name)
-        if name is not None:
-            of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
-    _add_hooks_not_kept(call, edges, of_call)
-    return [of_call, *(_track_of_worker(each, edges) for each in times)]
-
-
-def _together(tracks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Returns the track of a process that did the work of all these tracks."""
-    found: dict[str, Array] = {}
-    for track in tracks:
-        for name, share in track.items():
-            found[name] = found[name] + share if name in found else share
-    return found
-
-
-def _name_of_call(name: str) -> str | None:
-    """Returns the color's name for a slice of the parent's track; None to leave it blank."""
-    return _OF_CALL.get(name, "hooks" if name.startswith("on_") else None)
-
-
-def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, Array]) -> None:
-    """Spreads the time in hooks that were not kept over the rest of the call."""
-    left = call.in_hooks - sum(ended - began for _, began, ended in call.hooks)
-    last = max((ended for _, _, ended in call.hooks), default=call.sent)
-    if left > 0 and call.done > last:
-        place = _overlap(last, call.done, edges)
-        shares["hooks"] = shares["hooks"] + place * left / (call.done - last)
-
-
-def _overlap(began: int, ended: int, edges: Array) -> Array:
-    """Returns the share of every interval that lies between two times."""
-    inside = np.diff(np.clip(edges, began, ended))
-    return np.asarray(inside / np.diff(edges))
-
-
-def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
-    passes = timeline.passes_of(times)
-    if times.steps:
-        rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
-    else:  # steps were not recorded: each pass counts as one, and not as a first one
-        whole = timeline.outer_passes(times)
-        rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited, 1] for p in whole], float)
-        rows = rows.reshape(-1, timing.STEP_COLUMNS)
-    kind, began, ended, waiting, in_calls, waited, _ = rows.T
-    first = np.zeros(len(rows), bool)
-    if times.steps:
-        first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
-    parts = {
-        "first step": np.where(first, ended - began, 0),
-        "input": np.where(first, 0, waiting),
-        "compute": np.where(first, 0, ended - began - waiting - in_calls),
-        "comm.": np.where(first, 0, in_calls - waited),
-        "comm. wait": np.where(first, 0, waited),
-    }
-    shares = {name: _spread(began, ended, amount, edges) for name, amount in parts.items()}
-    _add_steps_not_kept(times, edges, shares)
-    in_steps = sum(shares.values(), np.zeros(len(edges) - 1))
-    in_passes = np.zeros(len(edges) - 1)
-    for one in passes:
-        in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
-    begin = timeline.begin_of_passes(times)
-    shares["rebuild"] = _overlap(times.began, begin, edges)
-    between = np.clip(in_passes - in_steps, 0, 1)
-    shares["hooks"] = _hooks_of_worker(times, edges, between)
-    shares["between"] = np.clip(between - shares["hooks"], 0, 1)
-    shares["epoch ends"] = np.clip(
-        _overlap(begin, times.ended, edges) - np.maximum(in_passes, in_steps), 0, 1
-    )
-    return {name: shares[name] for name in COLOURS if name in shares}
-
-
-def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) -> Array:
-    """Returns the share of hooks in every interval; those not kept are spread between steps."""
-    began, ended = np.array(times.hooks, np.float64).reshape(-1, timing.HOOK_COLUMNS).T
-    share = _spread(began, ended, ended - began, edges)
-    left = sum(p.hooks for p in times.passes) - (ended - began).sum()
-    last = times.hooks[-1] if times.hooks else times.began
-    place = np.minimum(between, _overlap(last, times.ended, edges))
-    room = (place * np.diff(edges)).sum()
-    return share + place * min(1, left / room) if left > 0 and room > 0 else share
-
-
-def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
-    """Spreads amounts evenly over their steps; returns the share in every interval."""
-    if len(began) == 0:
-        return np.zeros(len(edges) - 1)
-    times = np.stack([began, ended], 1).reshape(-1)
-    grown = np.cumsum(np.stack([np.zeros_like(amount), amount], 1).reshape(-1))
-    return np.asarray(np.diff(np.interp(edges, times, grown)) / np.diff(edges))
-
-
-def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[str, Array]) -> None:
-    """Spreads the sums of steps that were not kept over the rest of their passes."""
-    rows = list(timeline.rows_of_steps(times))
-    if len(rows) < timing.STEPS_KEPT:
-        return
-    last = rows[-1][2]
-    for one in times.passes:
-        if one.ended <= last:
-            continue
-        kept = [r for r in rows if one.began <= r[1] and timing.KINDS[r[0]] == one.kind]
-        inside, waiting, in_calls, waited = (
-            max(0, total - sum(values))
-            for total, values in (
-                (one.inside, [r[2] - r[1] for r in kept]),
-                (one.input, [r[3] for r in kept]),
-                (one.in_calls, [r[4] for r in kept]),
-                (one.waited, [r[5] for r in kept]),
-            )
-        )
-        place = _overlap(max(one.began, last), one.ended, edges)
-        span = one.ended - max(one.began, last)
-        amounts = {
-            "input": waiting,
-            "compute": max(0, inside - waiting - in_calls),
-            "comm.": max(0, in_calls - waited),
-            "comm. wait": waited,
-        }
-        for name, amount in amounts.items():
-            shares[name] = shares[name] + place * amount / span
+    def _draw_slices(self, axes: Any, place: int, slices: Sequence[Slice]) -> None:
+        for piece in slices:
+            left, right = self._at(piece.began), self._at(piece.ended)
+            edge = {"edgecolor": "white", "linewidth": 0.8} if piece.label else {}
+            colour = self.colours[piece.name]
+            axes.barh(place, right - left, _HEIGHT, left=left, color=colour, **edge)
+            if piece.label and right - left > _LABELED * self._at(self.whole[1]):
+                middle = ((left + right) / 2, place)
+                look = {"ha": "center", "va": "center", "color": "white", "weight": "bold"}
+                axes.annotate(piece.label, middle, **look)

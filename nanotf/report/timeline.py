@@ -1,6 +1,6 @@
-"""The timeline of one call: times of parent and workers, as sums and as slices.
+"""Timelines: of a process, as slices; of one call, the times of parent and workers, also as sums.
 
-See `report` for how each part is measured.
+See `call_report` for how each part is measured.
 """
 
 from __future__ import annotations
@@ -126,6 +126,15 @@ class Slice:
     ended: int
     # Shown with it, by name; names say the unit.
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+    label: str = ""  # tells it from others of its name
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+    """The timeline of a process."""
+
+    name: str
+    slices: list[Slice]  # each comes before those inside it
 
 
 def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:

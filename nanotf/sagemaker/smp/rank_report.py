@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from nanotf.report.timeline import Slice
 from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import ComputedHalf, Execution
 
@@ -51,3 +52,17 @@ class RankReport:
         if self.execution is None:
             return 0.0
         return (self.execution.whole.length - self.execution.computed) / 1e9 - self.waiting
+
+    def slices(self) -> list[Slice]:
+        """Returns its timeline: the step, the waits in it, and the passes by microbatch."""
+        execution = self.execution
+        if execution is None:
+            return []
+        return [
+            Slice("messages, other", *execution.whole),
+            *(Slice("waiting", *wait) for wait in execution.waits),
+            *(
+                Slice(block.kind.name.lower(), *block.time, label=str(block.microbatch))
+                for block in execution.blocks
+            ),
+        ]

@@ -2,18 +2,22 @@
 
 report = smp.last_report()       on all ranks
 print(report)                    a table
-report.plot("pipeline.png")      a row for each process
+report.plot("pipeline.png")      a row for each process, its passes numbered by microbatch
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import textwrap
 from collections.abc import Iterator
 
-from nanotf.errors import JobError, NanoError, UnavailableError
+from nanotf.errors import JobError
+from nanotf.report import table
+from nanotf.report.call_chart import COLOURS
+from nanotf.report.chart import Chart, ProcessRow
+from nanotf.report.timed_report import TimedReport
+from nanotf.report.timeline import Track
 from nanotf.sagemaker.smp import communication, runtime, times
 from nanotf.sagemaker.smp.rank_report import RankReport
 from nanotf.sagemaker.smp.schedule import Half
@@ -22,11 +26,23 @@ from nanotf.sagemaker.smp.times import Execution, Interval
 _MIB = 2**20
 _WIDTH = 100  # of lines of text
 _NO_BREAK = "\xa0"
+_COLOURS = {
+    "forward": COLOURS["compute"],
+    "backward": COLOURS["input"],
+    "waiting": "#E4E4E4",
+    "messages, other": "#8C8C8C",
+    "weights": COLOURS["epoch ends"],
+    "other variables": COLOURS["rebuild"],
+    "rest of the peak": "#B9D3E8",
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class StepReport:
+class StepReport(TimedReport):
     """A step of all processes.
+
+    Any rank may draw the picture or write the trace. On several, pass different paths, or test
+    `smp.rank() == 0`.
 
     Args:
         partitions, microbatches: int, their numbers, as in `smp.init`.
@@ -67,35 +83,30 @@ class StepReport:
             lines += [line for each in self.ranks for line in _passes(each, self.whole.began)]
         return "\n".join(lines)
 
-    def plot(self, path: str | os.PathLike[str] = "nanotf_pipeline.png") -> str:
-        """Draws the pipeline: a row for each process, its passes numbered by microbatch.
+    def _tracks(self) -> list[Track]:
+        return [
+            Track(f"rank {each.rank}, partition {each.partition}", each.slices())
+            for each in self.ranks
+            if each.execution is not None
+        ]
 
-        Any rank may call it. On several, pass different paths, or test `smp.rank() == 0`.
-
-        Args:
-            path: str or path-like, default "nanotf_pipeline.png"; the suffix sets the format.
-
-        Returns:
-            The path.
-
-        Raises:
-            NanoError: matplotlib is not installed.
-            UnavailableError: There is one partition, so no pipeline.
-        """
-        if self.partitions == 1:
-            raise UnavailableError(
-                "plot() draws the pipeline of several partitions. Received: partitions=1. Print "
-                "the report for its memory."
-            )
-        try:
-            from nanotf.sagemaker.smp import step_chart
-        except ImportError as error:
-            raise NanoError(
-                "plot() draws with matplotlib, which is not installed. Received: "
-                f"plot({os.fspath(path)!r}). Run `pip install matplotlib`, or print the report."
-            ) from error
-        step_chart.draw(path, self.title, self.ranks, self.whole)
-        return os.fspath(path)
+    def _chart(self) -> Chart:
+        return Chart(
+            self.title,
+            [
+                ProcessRow(
+                    f"rank {each.rank}\npartition {each.partition}",
+                    _sums(each),
+                    slices=each.slices(),
+                )
+                for each in self.ranks
+            ],
+            whole=self.whole,
+            time_unit=1e6,
+            time_label="milliseconds",
+            sums_label="MiB, peak of the process",
+            colours=_COLOURS,
+        )
 
     def _executions(self) -> list[Execution]:
         return [each.execution for each in self.ranks if each.execution is not None]
@@ -177,10 +188,7 @@ def _table(report: StepReport) -> Iterator[str]:
         ["", "", "", "", "", "", "", "", "variables", "memory"],
         ["rank", "copy", "partition", *["ms"] * 4, *["MiB"] * 3],
     ]
-    lines = [*headings, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        yield "  ".join(f"{text:>{n}}" for text, n in zip(line, widths, strict=True))
+    yield from table.lines(headings, rows)
 
 
 def _times(each: RankReport) -> tuple[float, ...]:
@@ -189,6 +197,13 @@ def _times(each: RankReport) -> tuple[float, ...]:
 
 def _memory(each: RankReport) -> tuple[int, ...]:
     return each.weight_bytes, each.other_variable_bytes, each.peak_bytes
+
+
+def _sums(each: RankReport) -> dict[str, float]:
+    """Returns a process's memory, for the picture."""
+    weights, others, peak = (number / _MIB for number in _memory(each))
+    rest = max(0.0, peak - weights - others)
+    return {"weights": weights, "other variables": others, "rest of the peak": rest}
 
 
 def _passes(each: RankReport, origin: int) -> list[str]:

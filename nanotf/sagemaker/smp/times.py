@@ -12,7 +12,6 @@ execution.
 from __future__ import annotations
 
 import functools
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from nanotf.sagemaker.smp.config import Config
 from nanotf.sagemaker.smp.schedule import Half
+from nanotf.wire import timing
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class StepTimes:
 
         @functools.wraps(function)
         def noted(*args: Any) -> Any:
-            began = time.monotonic_ns()
+            began = timing.now()
             result = function(*args)
-            self._events.append((label, Interval(began, time.monotonic_ns())))
+            self._events.append((label, Interval(began, timing.now())))
             return result
 
         return noted
@@ -121,7 +121,7 @@ class StepTimes:
         self.executions += 1
         self._events = []
         _last[self.computes_gradients] = self
-        self._began = time.monotonic_ns()
+        self._began = timing.now()
 
     def last(self) -> Execution:
         """Returns the times of the last execution, once it has ended."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nanotf.errors import NanoError
-from nanotf.report import chart, timeline
+from nanotf.report import call_chart, timeline
 from nanotf.report.call_report import Report
 from nanotf.wire import timing
 
@@ -112,8 +112,8 @@ def test_one_process() -> None:
     assert row.first_steps is row.communication is row.between_steps is row.executions is None
     assert "the first 5.000 s, others 5.000 s" in str(report)
     assert 'num_processes="auto"' in str(report)
-    tracks = chart._tracks(report.call, report.times, np.arange(0, 21) * float(S))
-    track = chart._together(tracks)
+    tracks = call_chart._tracks(report.call, report.times, np.arange(0, 21) * float(S))
+    track = call_chart._together(tracks)
     sums = {name: share.sum() for name, share in track.items() if share.max() > 0}
     assert sums == pytest.approx({"preparing": 1, "compute": 15, "epoch ends": 4})
 
@@ -188,7 +188,7 @@ def test_plot_shares_of_time() -> None:
     pytest.importorskip("matplotlib")
     report = _report(_worker(0))
     edges = np.linspace(0, 62 * S, 63)  # a second each
-    _, track = chart._tracks(report.call, report.times, edges)
+    _, track = call_chart._tracks(report.call, report.times, edges)
     for name, share in track.items():
         assert share.min() >= 0, name
     everything = sum(track.values())
@@ -207,7 +207,7 @@ def test_steps_beyond_the_kept_ones_are_spread(monkeypatch: pytest.MonkeyPatch) 
     times = _worker(0)
     del times.steps[2 * timing.STEP_COLUMNS :]  # the first step, of 8 s, and one of 5 s
     report = _report(times)
-    _, track = chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
+    _, track = call_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     np.testing.assert_allclose(track["input"].sum(), 2)
     np.testing.assert_allclose(track["comm. wait"].sum(), 2)
 
@@ -265,7 +265,7 @@ def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     report = _report(_nano_worker())
     report.call.hooks.clear()
     report.call.in_hooks = 0
-    _, track = chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
+    _, track = call_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     sums = {name: share.sum() for name, share in track.items() if share.max() > 1e-9}
     assert sums == pytest.approx({"rebuild": 2, "compute": 6, "comm.": 1, "comm. wait": 3})
     labels: list[str] = []
@@ -413,7 +413,7 @@ def test_plot_shows_hooks_in_epochs(monkeypatch: pytest.MonkeyPatch, kept: int) 
     monkeypatch.setattr(timing, "HOOKS_KEPT", kept)
     del report.times[0].hooks[kept * timing.HOOK_COLUMNS :]
     del report.call.hooks[1 + kept :]  # the first is the epoch's end
-    parent, worker = chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
+    parent, worker = call_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     np.testing.assert_allclose([parent["preparing"].sum(), parent["finishing"].sum()], 1)
     for track in (parent, worker):
         np.testing.assert_allclose(track["hooks"].sum(), 5)

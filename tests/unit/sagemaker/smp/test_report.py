@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
-import sys
 
 import pytest
 
-from nanotf.errors import JobError, NanoError, UnavailableError
+from nanotf.errors import JobError, UnavailableError
 from nanotf.sagemaker.smp import runtime, step_report
 from nanotf.sagemaker.smp.rank_report import RankReport
 from nanotf.sagemaker.smp.schedule import Half
@@ -49,8 +49,11 @@ def test_with_one_partition_memory_alone(tmp_path: pathlib.Path) -> None:
     lines = str(made).splitlines()
     assert lines[0] == "1 partition, 1 microbatch"
     assert lines[-1].split() == ["0", "0", "0", "-", "-", "-", "-", "3.0", "6.0", "400.0"]
-    with pytest.raises(UnavailableError, match="Received: partitions=1"):
-        made.plot(tmp_path / "pipeline.png")
+    for write in (made.plot, made.to_chrome_trace):
+        with pytest.raises(UnavailableError, match=r"Received: .* of 1 partition, 1 microbatch\."):
+            write(tmp_path / "pipeline.png")
+    assert made._repr_html_().endswith("</pre>")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -62,14 +65,31 @@ def test_picture(suffix: str, tmp_path: pathlib.Path) -> None:
     assert path.read_bytes().startswith(begin)
 
 
-def test_picture_without_matplotlib(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "nanotf.sagemaker.smp.step_chart", raising=False)
-    monkeypatch.delattr("nanotf.sagemaker.smp.step_chart", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(NanoError, match="pip install matplotlib"):
-        _report().plot(tmp_path / "pipeline.png")
+def test_trace(tmp_path: pathlib.Path) -> None:
+    path = _report().to_chrome_trace(tmp_path / "trace.json")
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "rank 0, partition 0", 1: "rank 1, partition 1"}
+    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"]] == [
+        ("messages, other", 1000, 8000),
+        ("waiting", 3000, 2000),
+        ("forward 0", 1000, 2000),
+        ("backward 0", 6000, 3000),
+    ]
+
+
+def test_picture_has_a_row_for_each_process() -> None:
+    drawn = _report()._chart()
+    assert drawn.whole == (1000 * MS, 1009 * MS)
+    assert [row.name for row in drawn.rows] == ["rank 0\npartition 0", "rank 1\npartition 1"]
+    for row in drawn.rows:
+        assert [(piece.name, piece.label) for piece in row.slices] == [
+            ("messages, other", ""),
+            ("waiting", ""),
+            ("forward", "0"),
+            ("backward", "0"),
+        ]
+        assert list(row.sums.values()) == [3, 6, 391]
 
 
 def test_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:

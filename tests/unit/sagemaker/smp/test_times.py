@@ -8,6 +8,7 @@ from nanotf.sagemaker.smp import times
 from nanotf.sagemaker.smp.config import Config, load
 from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import Label, StepTimes
+from nanotf.wire import timing
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def config() -> Config:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The times that are read next."""
     ahead: list[int] = []
-    monkeypatch.setattr(times.time, "monotonic_ns", lambda: ahead.pop(0))
+    monkeypatch.setattr(timing, "now", lambda: ahead.pop(0))
     monkeypatch.setattr(times, "_last", {})
     return ahead
 
