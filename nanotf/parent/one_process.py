@@ -8,7 +8,7 @@ from typing import Any
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent.keras_call import KerasCall
 from nanotf.report import call_report
-from nanotf.wire import timing
+from nanotf.report.stopwatch import Stopwatch
 
 
 def fit(call: KerasCall, hint: str = "") -> Any:
@@ -24,7 +24,7 @@ def fit(call: KerasCall, hint: str = "") -> Any:
     Raises:
         Exception: What Keras raises.
     """
-    stopwatch = timing.Stopwatch(0, None)
+    stopwatch = Stopwatch(0, None)
     try:
         bound = inspect.signature(call.method).bind(*call.args, **call.kwargs)
     except TypeError:

@@ -12,6 +12,7 @@ from nanotf.compat import graphs, keras_common, keras_compiling, keras_metrics
 from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
+from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping.data.inputs import specs_of_step
 from nanotf.shipping.data.outputs import SCALAR
 from nanotf.wire import timing
@@ -40,7 +41,7 @@ class ReplicaMixin:
     # All are set on the class that `become_replica` makes for each model.
     _nanotf_outputs: Any
     _nanotf_data_end: Any
-    _nanotf_stopwatch: timing.Stopwatch
+    _nanotf_stopwatch: Stopwatch
     _nanotf_ahead: RunAhead
     _nanotf_compiles: bool
     _nanotf_unreset: Sequence[tuple[Any, Any]]
@@ -201,7 +202,7 @@ def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
     return telling
 
 
-def become_replica(model: Any, stopwatch: timing.Stopwatch) -> RunAhead:
+def become_replica(model: Any, stopwatch: Stopwatch) -> RunAhead:
     """Turns a model into one whose steps take `(data, extent)`; it stays the same object.
 
     Args:

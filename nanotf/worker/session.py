@@ -28,10 +28,11 @@ from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
+from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping import orders
 from nanotf.shipping.data import inputs, streams
 from nanotf.shipping.objects import heap, pickling
-from nanotf.wire import messages, timing
+from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
@@ -68,7 +69,7 @@ class Session:
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         overrides.install(self.strategy)
         self.group = group
-        self.stopwatch = timing.Stopwatch(rank, group)
+        self.stopwatch = Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the order that runs
         self.watched: Callable[[], None] = lambda: None  # called by a `StepWatch` at every look
         watch.Heartbeat(

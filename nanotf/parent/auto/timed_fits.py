@@ -38,6 +38,7 @@ from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.report import call_report, timeline
+from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping import orders
 from nanotf.shipping.data import inputs
 from nanotf.wire import messages, timing
@@ -329,7 +330,7 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
     x, most = a.x, trial.data.steps
     if not isinstance(trial.data.train, inputs.ArrayInput):
         x, most = model_copy.endless_copy(x), None
-    stopwatch = timing.Stopwatch(0, None)
+    stopwatch = Stopwatch(0, None)
     # The user's step may print while it is traced; a trial must not show that.
     quiet = contextlib.redirect_stdout(Quiet(sys.stdout))
     with keras_compiling.kept_random_states(), defaults.no_default(), quiet:

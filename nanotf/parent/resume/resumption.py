@@ -26,9 +26,10 @@ from nanotf.parent.resume.folder_lock import FolderLock
 from nanotf.parent.resume.moments import Moment, Values, write_all
 from nanotf.parent.resume.store import LOCK, Folder, Stored
 from nanotf.report import call_report
+from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping.data.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
-from nanotf.wire import files, timing
+from nanotf.wire import files
 
 Facts = dict[str, Any]
 
@@ -177,7 +178,7 @@ def finished(call: Any) -> Any:
     write_all(call.variables, call.progress.last.values)
     resumption.begin(found.list.callbacks)
     model.stop_training = resumption.stops
-    times = timing.Stopwatch(0, None).finish()
+    times = Stopwatch(0, None).finish()
     hint = "The training was complete; its checkpoint has the result."
     model.history.nanotf = call_report.Report.of_one_process("fit", times, hint)
     return model.history

@@ -17,6 +17,7 @@ import pytest
 from nanotf.errors import NanoError
 from nanotf.report import call_chart, timeline
 from nanotf.report.call_report import Report
+from nanotf.report.stopwatch import Stopwatch
 from nanotf.wire import timing
 
 S = 10**9
@@ -99,7 +100,7 @@ def test_no_line_is_longer_than_a_terminal() -> None:
 
 
 def test_one_process() -> None:
-    stopwatch = timing.Stopwatch(0, None)
+    stopwatch = Stopwatch(0, None)
     times = stopwatch.finish()
     times.began, times.ready, times.ended = 0, 0, 20 * S
     epochs = [timing.Pass(timing.TRAIN, n, (1 + 6 * n) * S, (6 + 6 * n) * S) for n in range(3)]
@@ -321,7 +322,7 @@ def test_parts_of_a_step_add_up_to_at_most_its_time(monkeypatch: pytest.MonkeyPa
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)
-    stopwatch = timing.Stopwatch(0, group)
+    stopwatch = Stopwatch(0, group)
 
     def step(calls: tuple[int, int]) -> None:
         clock[0] += 5
@@ -356,7 +357,7 @@ def test_communication_of_a_job_without_steps_is_limited(
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)
-    stopwatch = timing.Stopwatch(0, group)
+    stopwatch = Stopwatch(0, group)
     clock[0] = 10
     stopwatch.ready()
     clock[0] = 30
@@ -368,7 +369,7 @@ def test_communication_of_a_job_without_steps_is_limited(
 def test_hooks_in_an_epoch_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
-    stopwatch = timing.Stopwatch(0, None)
+    stopwatch = Stopwatch(0, None)
 
     def hook(seconds: int) -> None:
         with stopwatch.hook():
