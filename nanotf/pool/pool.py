@@ -38,9 +38,9 @@ from nanotf.errors import NanoError, WorkerError
 from nanotf.pool import backends, interrupts, stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS, greet
+from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.remote import taken_over
 from nanotf.pool.starts import SetupError
 from nanotf.pool.supervision import PoolSupervisor, not_finished
 from nanotf.wire import messages

@@ -110,7 +110,7 @@ class Setup(Message):
     # worker of each host.
     connections: int = 0
     # Whether the worker's messages must list the parts of the order's blocks that it has written,
-    # since it does not share the parent's memory (see `pool.remote`).
+    # since it does not share the parent's memory (see `pool.hosts.remote`).
     says_written: bool = False
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from nanotf.collectives import HostsSpec
 from nanotf.machine import topology
-from nanotf.pool.remote import Key
+from nanotf.pool.hosts.remote import Key
 from nanotf.wire.messages import Message
 
 BEAT_SECONDS = 1.0

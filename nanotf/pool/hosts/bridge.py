@@ -18,7 +18,7 @@ from typing import Any
 from nanotf.console import logger
 from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.members import Member
-from nanotf.pool.remote import LOST, Originals, Said, descriptors_of, read
+from nanotf.pool.hosts.remote import LOST, Originals, Said, descriptors_of, read
 from nanotf.wire.channel import Channel, ChannelClosed, packed
 
 ANSWER_SECONDS = 5.0  # for an answer that needs no waiting

@@ -15,9 +15,9 @@ from nanotf.pool.handles import Worker
 from nanotf.pool.hosts import agent_messages, members
 from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
 from nanotf.pool.hosts.members import Hosts, Member
+from nanotf.pool.hosts.remote import RemoteWorker, taken_over
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import HostsPlan
-from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.wire import network, timing
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes

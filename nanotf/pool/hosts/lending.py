@@ -18,9 +18,9 @@ from nanotf.machine import neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.hosts import agent_messages
+from nanotf.pool.hosts.remote import Said, Twins
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
-from nanotf.pool.remote import Said, Twins
 from nanotf.wire import messages, network
 from nanotf.wire.channel import Channel, packed
 

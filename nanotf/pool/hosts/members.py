@@ -18,7 +18,7 @@ from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
 from nanotf.pool import settings
 from nanotf.pool.hosts import agent_messages
-from nanotf.pool.remote import Said
+from nanotf.pool.hosts.remote import Said
 from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
 

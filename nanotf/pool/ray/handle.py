@@ -7,9 +7,9 @@ from typing import Any
 
 from nanotf.machine import topology
 from nanotf.pool.handles import Worker
+from nanotf.pool.hosts.remote import LOST
 from nanotf.pool.ray import ray_cluster
 from nanotf.pool.ray.ray_bridge import describe
-from nanotf.pool.remote import LOST
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire.channel import Channel
 

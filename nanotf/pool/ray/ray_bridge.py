@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.pool.remote import Originals, as_bytes, read
+from nanotf.pool.hosts.remote import Originals, as_bytes, read
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 

@@ -17,12 +17,12 @@ from nanotf.errors import NanoError, PlacementError
 from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
+from nanotf.pool.hosts.remote import RemoteWorker, taken_over
 from nanotf.pool.plans import RayPlan
 from nanotf.pool.ray import ray_cluster
 from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
 from nanotf.pool.ray.ray_bridge import Payloads, RayBridge
 from nanotf.pool.ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
-from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import timing
 from nanotf.wire.channel import Channel

@@ -20,8 +20,8 @@ import nanotf
 from nanotf.machine import cpus, neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.forks import Zygote
+from nanotf.pool.hosts.remote import Key, Said, Twins
 from nanotf.pool.local import LocalWorker, worker_variables
-from nanotf.pool.remote import Key, Said, Twins
 from nanotf.wire import timing
 from nanotf.wire.channel import ChannelClosed
 

@@ -22,9 +22,9 @@ from nanotf.pool.hosts import agent, agent_messages, members
 from nanotf.pool.hosts.agent import Agent
 from nanotf.pool.hosts.crew import counts_of
 from nanotf.pool.hosts.members import Hosts
+from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.hosts.secret import secret_of
 from nanotf.pool.plans import HostsPlan
-from nanotf.pool.remote import taken_over
 from nanotf.wire import network
 
 SECRET = b"a secret of this test"
