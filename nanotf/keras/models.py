@@ -127,8 +127,8 @@ class Accelerated:
             backend: "local", "multiprocessing", "ray", "hosts" or None, default None, which is
                 "hosts" under `nanotf run` on several hosts, else "local". With "local" (also
                 called "multiprocessing") this process starts the workers on this machine. With
-                "ray", Ray starts them on this machine or on a cluster. With "hosts", the hosts
-                of the run do.
+                "ray", they run on this machine or on nodes of a cluster, on CPUs that Ray holds.
+                With "hosts", the hosts of the run start them.
             tune: sequence of str or None, default None, settings that "auto" also measures, and
                 uses for this call if they are faster. "jit_compile" tries the other value than
                 the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.

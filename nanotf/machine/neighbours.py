@@ -69,6 +69,7 @@ def plan(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
     avoid: Collection[int] = (),
+    part: float = 1.0,
 ) -> topology.Plan:
     """Plans workers for this machine. Avoids other pools' cores if enough are left.
 
@@ -78,10 +79,13 @@ def plan(
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.
         avoid: the logical CPUs of this process's readers.
+        part: the part of the usable cores that all workers get, as equal shares.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: As `topology.plan`.
     """
+    if cores_per_process is None and part < 1.0:
+        cores_per_process = max(1, int(topology.usable_count() * part / num_processes))
     if cores is not None:
         try:
             cores = [operator.index(core) for core in cores]

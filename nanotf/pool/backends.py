@@ -1,10 +1,9 @@
 """The back ends, which start workers, by name.
 
 "local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for
-"local". "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. "hosts":
-the hosts of `nanotf run --hosts` do, and it is the default there; see `hosts`. A back end
-has a kind of plan, which describes the workers, and a kind of crew (`handles.Crew`), which starts
-them. The rest of nanotf only uses `Pool`.
+"local". "hosts": the hosts of `nanotf run --hosts` do, and it is the default there; see `hosts`.
+"ray": the nodes of a Ray cluster do, as such hosts; see `ray`. A plan describes the workers, and a
+crew (`handles.Crew`) starts them. The rest of nanotf only uses `Pool`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from nanotf.pool.handles import Crew
 from nanotf.pool.hosts import members
 from nanotf.pool.hosts.crew import HostsCrew
 from nanotf.pool.local import LocalCrew
-from nanotf.pool.plans import AnyPlan, HostsPlan, RayPlan
-from nanotf.pool.ray import ray_cluster
-from nanotf.pool.ray.ray_crew import RayCrew
+from nanotf.pool.plans import AnyPlan, HostsPlan
+from nanotf.pool.ray import ray_cluster, ray_hosts
 
 # By accepted name.
 BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray", "hosts": "hosts"}
@@ -99,10 +97,10 @@ def plan(
             f"chooses its own. Received: cores={cores!r}. Pass cores_per_process=... to say how "
             "many."
         )
-    kind = RayPlan if found == "ray" else HostsPlan
-    return kind(
+    return HostsPlan(
         topology.check_num_processes(num_processes),
         topology.check_cores_per_process(cores_per_process),
+        found,
     )
 
 
@@ -115,19 +113,17 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
     Raises:
         NanoError: The plan's workers cannot use this transport, or its hosts are not there.
     """
-    if isinstance(plan, RayPlan):
-        return RayCrew(plan, transport, key)
+    if isinstance(plan, HostsPlan) and plan.backend == "ray":
+        return ray_hosts.crew_of(plan, transport, key)
+    ray_hosts.release()  # this pool replaces the one that had Ray's CPUs
     if isinstance(plan, HostsPlan):
-        if transport == "grpc":
-            raise InvalidArgumentError(
-                "The hosts of a run exchange gradients through nanotf's own connections. Received: "
-                "transport='grpc'. Leave the argument out."
-            )
-        return HostsCrew(plan, transport, key)
+        assert members.current is not None, "`check_backend` has found it"
+        return HostsCrew(members.current, plan, transport, key)
     return LocalCrew(plan, transport, key)
 
 
 def stop_what_was_started() -> None:
-    """Ends the helpers of the back ends: the zygote, and Ray if nanotf started it."""
+    """Ends what back ends keep: the zygote, Ray's CPUs, and Ray if nanotf started it."""
     forks.end()
+    ray_hosts.release()
     ray_cluster.stop()

@@ -1,7 +1,7 @@
 """The parent's view of its workers: the process, channel and log of each.
 
 `Pool` has a `Crew` of `Worker`s and does not know how they were started: `local` starts them on
-this machine, `ray.ray_crew` through Ray, and `hosts.crew` on the hosts of a run.
+this machine, and `hosts.crew` on several hosts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire.channel import Channel
@@ -59,7 +60,6 @@ class Worker:
         process: `WorkerProcess`.
         channel: `Channel`, to the worker or to its proxy.
         log: `WorkerLog`, its output.
-        host: str, the address at which other workers reach it.
         shares_memory: bool, whether it maps this process's shared blocks.
         title: str, what errors call it: "Worker" or "Reader".
     """
@@ -70,7 +70,6 @@ class Worker:
     process: WorkerProcess
     channel: Channel
     log: WorkerLog
-    host: str = "127.0.0.1"
     shares_memory: bool = True
 
     def log_tail(self) -> str:
@@ -175,8 +174,7 @@ class Crew(Protocol):
 
     Attributes:
         workers: list of the `Worker`s started so far, by rank.
-        here: the plan of the workers that share this process's memory, with `size` and
-            `like_nodes()`.
+        here: the plan of the workers that share this process's memory.
         hosts: `HostsSpec` if the workers' group spans hosts, else None.
         deadline: float, limit in seconds of one wait in this host's group.
     """
@@ -185,7 +183,7 @@ class Crew(Protocol):
     def workers(self) -> Sequence[Worker]: ...
 
     @property
-    def here(self) -> Any: ...
+    def here(self) -> topology.Plan: ...
 
     @property
     def hosts(self) -> Any: ...

@@ -210,9 +210,7 @@ class Pool:
                 logger.warning("%s %d: %s", worker.title, worker.rank, warning)
         setup = messages.Setup(self.outgoing(state), self.size, self.stall_seconds)
         if self.transport == "grpc":
-            cluster = tuple(
-                f"{worker.host}:{hello.port}" for worker, hello in zip(workers, hellos, strict=True)
-            )
+            cluster = tuple(f"127.0.0.1:{hello.port}" for hello in hellos)
             setup = dataclasses.replace(setup, cluster=cluster)
             _warn_of_listeners(cluster)
         elif self.group is not None:

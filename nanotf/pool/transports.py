@@ -1,9 +1,9 @@
 """The names of the transports: ways in which workers exchange gradients.
 
-"shm": through shared memory, on one host, without sockets. "grpc": TensorFlow's own
-collectives, for comparison and for several hosts. Its server in each worker listens on all
-interfaces. Workers of `nanotf.map` have no transport (`NO_TRANSPORT`), nor have the readers of
-datasets (`READS`): each works by itself.
+"shm": through shared memory on a host, without sockets, and TCP between hosts. "grpc": TensorFlow's
+own collectives, for comparison, on one host. Its server in each worker listens on all interfaces.
+Workers of `nanotf.map` have no transport (`NO_TRANSPORT`), nor have the readers of datasets
+(`READS`): each works by itself.
 """
 
 from nanotf.errors import check_choice

@@ -39,18 +39,19 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
     idle_seconds()  # raises now, not after training
     _stop_idle_timer()
     with _lock:
-        pool = _current(plan, transport)
-        _lent_to = threading.get_ident()
         try:
-            yield pool
-        except BaseException:
-            # Late answers of an unfinished call would reach the next one.
-            if not pool.is_alive():
-                _end_pool()
-            raise
+            pool = _current(plan, transport)
+            _lent_to = threading.get_ident()
+            try:
+                yield pool
+            except BaseException:
+                # Late answers of an unfinished call would reach the next one.
+                if not pool.is_alive():
+                    _end_pool()
+                raise
         finally:
             _lent_to = None
-            _start_idle_timer()
+            _start_idle_timer()  # also without a pool: back ends keep what they have started
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ class Channel:
 
     def limit(self, seconds: float) -> None:
         """Sets the seconds after which reads and writes raise `BlockingIOError`; 0 for no limit."""
-        # `settimeout` would make the descriptor non-blocking, for which `Connection` is not made.
+        # A socket's own timeout would make the descriptor non-blocking: `Connection` needs another.
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # a `struct timeval`
         with self._as_socket() as sock:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -1,4 +1,4 @@
-"""`backend="ray"`: the same workers, started by Ray on this machine.
+"""`backend="ray"`: workers on CPUs of Ray's, on one node of this machine or on two.
 
 Ray leaves threads and sockets in a process, so each test runs in a separate process.
 """
@@ -22,7 +22,7 @@ from processes import ROOT, run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import UnsupportedVersionError
+from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.pool import backends
 
 pytestmark = pytest.mark.own_pool
@@ -46,14 +46,13 @@ def own_ray() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.timeout(GROUP_SECONDS + 60)
-@pytest.mark.parametrize("module", ["ray_one_node", "ray_two_nodes"])
-def test_group(
-    module: str, tmp_path: pathlib.Path, own_ray: dict[str, str], request: pytest.FixtureRequest
+def test_two_nodes(
+    tmp_path: pathlib.Path, own_ray: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    """Ray's workers behave like those of the local backend."""
-    path = pathlib.Path(__file__).with_name(f"{module}.py")
+    """Workers on two nodes behave like those of the local backend."""
+    path = pathlib.Path(__file__).with_name("ray_two_nodes.py")
     command = [sys.executable, "-m", "pytest", str(path), "-q", "-x", "--tb=short"]
-    command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
+    command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", "--durations=10"]
     if (number := request.config.getoption("--cases")) is not None:
         command += ["--cases", str(number)]
     done = subprocess.run(
@@ -70,39 +69,62 @@ def test_group(
 
 TRAINS = """
 import json, os, signal, sys
+sys.path[:0] = sys.argv[1:]
 import psutil, tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
-sys.path.insert(0, sys.argv[1])
 from parity import digits, small_cnn
+from waiting import wait_until
 
 x, y = digits(100)
 ON_RAY = dict(verbose=0, num_processes=2, backend="ray")
 """
 
-SHUTS_DOWN = """
-import ray
+ONE_NODE = """
+import ray, threading
 nanotf.warm_up(2, backend="ray")
-small_cnn().fit(x, y, **ON_RAY)
-# Ray outlives the thread that started it, and can start more workers.
-small_cnn().fit(x, y, transport="grpc", **ON_RAY)
+fitted = small_cnn().fit(x, y, **ON_RAY)
+held = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0)
+names = [thread.name for thread in threading.enumerate()]
 children = psutil.Process().children(recursive=True)
 pids = nanotf.worker_pids()
 nanotf.shutdown()
 _, alive = psutil.wait_procs(children, timeout=60)
-told = {"pids": pids, "children": len(children), "alive": [str(process) for process in alive],
+told = {"loss": fitted.history["loss"], "held": held, "listens": "nanotf-gate" in names,
+        "pids": pids, "children": len(children), "alive": [str(process) for process in alive],
         "initialized": ray.is_initialized()}
-ray.init("local", include_dashboard=False, log_to_driver=False)
+
+many = os.cpu_count() + 2
+ray.init("local", num_cpus=many, include_dashboard=False, log_to_driver=False)
+errors = []
+for more in ({"num_processes": many + 1}, {"cores_per_process": many}, {"num_processes": many}):
+    try:
+        small_cnn().fit(x, y, **{**ON_RAY, **more})
+    except nanotf.errors.PlacementError as error:
+        errors.append(str(error))
+wait_until(lambda: ray.available_resources().get("CPU") == many, "a call that fails holds no CPUs")
+again = small_cnn().fit(x, y, transport="grpc", **ON_RAY)
+free = ray.available_resources().get("CPU", 0)
 nanotf.shutdown()
-print(json.dumps({**told, "users": ray.is_initialized()}))
+wait_until(lambda: ray.available_resources().get("CPU") == many, "Ray has its CPUs back")
+print(json.dumps({**told, "many": many, "errors": errors, "again": again.history["loss"],
+                  "free": free, "users": ray.is_initialized()}))
 """
 
 IS_KILLED = """
+import ray
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False)
+
 def tell(epoch, logs):
     if epoch == 1:
-        workers = [psutil.Process(pid) for pid in nanotf.worker_pids()]
+        here, there = map(psutil.Process, nanotf.worker_pids())
+        ours = [here, here.parent(), there, *there.parents()[:2]]
         print(json.dumps({
-            "ours": [p.pid for w in workers for p in (w, *w.parents()[:2])],
+            "ours": [p.pid for p in ours],
             "all": [p.pid for p in psutil.Process().children(recursive=True)],
         }), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -119,33 +141,51 @@ def _script(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in own_ray.items():
             patch.setenv(name, value)
-        done = run_script(directory, TRAINS + body, str(ROOT / "tests" / "e2e"), check=check)
+        folders = (str(ROOT / "tests" / "e2e"), str(ROOT / "tests"))  # of `parity`, `waiting`
+        done = run_script(directory, TRAINS + body, *folders, check=check)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
     assert lines, done.stderr
     return lines
 
 
-def test_ray_that_nanotf_starts_ends_with_shutdown(
-    tmp_path: pathlib.Path, own_ray: dict[str, str]
-) -> None:
-    told = json.loads(_script(tmp_path, own_ray, SHUTS_DOWN)[-1])
+def test_one_node(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
+    """Ray only holds the CPUs. A Ray that nanotf starts ends with `shutdown`; the user's stays."""
+    told = json.loads(_script(tmp_path, own_ray, ONE_NODE)[-1])
+    assert len(told["loss"]) == len(told["again"]) == 1
+    assert told["held"] >= 2
+    assert told["listens"] is False
     assert len(told["pids"]) == 2
     assert told["children"] > 2
     assert told["alive"] == []
     assert told["initialized"] is False
+    many = told["many"]
+    more, wider, cores = told["errors"]
+    assert f"num_processes={many + 1}, {many} CPUs on this process's node, and [] on" in more
+    assert f"num_processes=2, cores_per_process={many}, {many} CPUs" in wider
+    assert f"num_processes={many}" in cores, "Ray has more CPUs than this machine has cores"
+    assert told["free"] == many % 2
     assert told["users"] is True, "the user's Ray stays"
 
 
 @pytest.mark.thorough
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """Workers and actors end. Two of Ray's own processes (2.60) remain, as without nanotf."""
+    """Workers and actors end. Processes of Ray's own remain, as without nanotf."""
     told = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])
-    assert len(set(told["ours"])) == 4
+    assert len(set(told["ours"])) == 5
     try:
         wait_until(lambda: not any(map(_runs, told["ours"])), "workers and actors end", 60)
     finally:
         for pid in filter(_runs, told["all"]):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("own_ray")
+def test_arguments_that_ray_cannot_take() -> None:
+    x, y = digits(20)
+    with pytest.raises(InvalidArgumentError, match=r"Received: cores=\[0, 1\]"):
+        small_cnn().fit(x, y, num_processes=2, cores=[0, 1], backend="ray")
+    with pytest.raises(InvalidArgumentError, match="measures on the cores of this machine"):
+        small_cnn().fit(x, y, num_processes="auto", backend="ray")
 
 
 def _runs(pid: int) -> bool:

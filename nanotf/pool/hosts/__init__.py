@@ -16,4 +16,7 @@ Each host has one listener, on one address. Every connection proves the run's se
 - `agent_messages.py`: the messages between the first host and the others.
 - `members.py`, `bridge.py`, `crew.py`: the first host's side.
 - `agent.py`, `lending.py`: the other hosts' side.
+- `remote.py`: shared memory that both sides have.
+
+`ray` makes hosts of the nodes of a Ray cluster.
 """

@@ -1,4 +1,6 @@
-"""The process on a host that lends its workers to the first one: `nanotf run` on every other host.
+"""The process on a host that lends its workers to the first one.
+
+It is `nanotf run` on every other host, or an actor on a node of a Ray cluster.
 
 The thread that reads the connection to the first host starts and ends workers. Others accept the
 connections between hosts, and report every second that this host works.
@@ -33,6 +35,7 @@ class Agent:
         secret: the run's.
         address: the one at which the other hosts reach this one.
         first: the address and port of the first host.
+        part: see `neighbours.plan`.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class Agent:
         secret: bytes,
         address: str,
         first: tuple[str, int],
+        part: float = 1.0,
     ) -> None:
         self._cluster, self._workers, self._secret = cluster, workers, secret
+        self._part = part
         self._first = first
         self._lending: Lending | None = None
         self._ended = threading.Event()
@@ -124,10 +129,13 @@ class Agent:
 
     def _introduce(self, channel: Channel) -> Any:
         """Says who this host is; returns the answer."""
-        rank, versions = self._cluster.rank, tuple(members.versions())
+        own, workers = self._cluster, self._workers
+        versions = tuple(members.versions())
         try:
             channel.send(
-                agent_messages.Join(rank, versions, self._workers > 0, self._workers, self._address)
+                agent_messages.Join(
+                    own.rank, own.current, versions, workers > 0, workers, self._address
+                )
             )
             return channel.receive()
         except ChannelClosed:
@@ -179,7 +187,7 @@ class Agent:
     def _lend(self, order: agent_messages.Lend) -> None:
         self._take_back()
         try:
-            self._lending = Lending(order, self._secret, self._accepted, self._tell)
+            self._lending = Lending(order, self._secret, self._part, self._accepted, self._tell)
         except ChannelClosed:
             raise
         except (NanoError, OSError) as error:

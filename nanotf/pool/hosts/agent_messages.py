@@ -34,6 +34,7 @@ class Join(Message):
     """Agent -> first host."""
 
     host: int  # its index among the hosts
+    name: str
     versions: tuple[tuple[str, str], ...]  # (package, version), which must be equal on all hosts
     lends: bool  # if False, it only waits for the end of the run
     workers: int  # how many it lends

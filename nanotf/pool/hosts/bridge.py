@@ -1,4 +1,4 @@
-"""The pool's connection to its workers on another host, see `pool.remote`.
+"""The pool's view of its workers on another host, and its connection to them, see `remote`.
 
 All workers of a pool get the same messages in the same order. So the bridge sends the messages for
 its first worker to the host, where all workers get them, and drops the copies for the others.
@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.console import logger
+from nanotf.machine import topology
+from nanotf.pool.handles import STACK_SECONDS, Worker
 from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.members import Member
-from nanotf.pool.hosts.remote import LOST, Originals, Said, descriptors_of, read
+from nanotf.pool.hosts.remote import Originals, Said, descriptors_of, read
 from nanotf.wire.channel import Channel, ChannelClosed, packed
 
 ANSWER_SECONDS = 5.0  # for an answer that needs no waiting
+LOST = -9  # the exit code of a worker that was lost with its host, as if by SIGKILL
 
 
 class HostProcess:
@@ -33,7 +36,7 @@ class HostProcess:
     Attributes:
         pid: int, once it runs.
         returncode: int or None; `LOST` if its host is gone.
-        lost: str, see `RemoteProcess`.
+        lost: str, how it was lost, after "was lost"; empty if it was not.
     """
 
     def __init__(self, member: Member, pool: int, rank: int) -> None:
@@ -81,23 +84,63 @@ class HostProcess:
         return "" if answer is None else str(answer)
 
 
-class HostLink:
-    """The connection to one worker, see `Link`."""
+class HostWorker(Worker):
+    """A worker on another host.
 
-    def __init__(self, member: Member, rank: int, end: Channel) -> None:
-        self._member, self._rank, self._end = member, rank, end
+    Args:
+        channel: the pool's end.
+        end: the bridge's end.
+    """
 
-    @property
-    def stopped(self) -> bool:
-        return self._rank in self._member.stopped
+    process: HostProcess
+    shares_memory = False
 
-    @property
-    def heard(self) -> float:
-        return self._member.heard
+    def __init__(
+        self,
+        member: Member,
+        placement: topology.Placement,
+        process: HostProcess,
+        channel: Channel,
+        end: Channel,
+    ) -> None:
+        self.rank, self.cores = placement.rank, placement.cores
+        self.process, self.channel = process, channel
+        self._member, self._end = member, end
+
+    def log_tail(self) -> str:
+        return self.process.ask("log_tail")
+
+    def is_ready(self) -> None:
+        pass  # its log begins with its first call
+
+    def trim_log(self) -> None:
+        pass  # its host does
+
+    def stack(self) -> str:
+        return self.process.ask("stack", STACK_SECONDS) or "its machine does not answer"
+
+    def is_stopped(self) -> bool:
+        return self.rank in self._member.stopped
+
+    def has_answered(self, since: float) -> bool:
+        return self._member.heard > since
+
+    def where(self) -> str:
+        return f"{super().where()} on host {self._member.name}"
+
+    def how_it_ended(self) -> tuple[str, int | None, int | None]:
+        if self.process.lost:
+            return f"was lost {self.process.lost}", None, None
+        if self.process.returncode is None:
+            return f"was lost: host {self._member.name} does not answer", None, None
+        return super().how_it_ended()
+
+    def wait_killed(self) -> None:
+        self.process.wait()
 
     def close(self) -> None:
-        """Ends the bridge's threads for this worker."""
-        self._end.shut_down()
+        self.channel.close()
+        self._end.shut_down()  # ends the bridge's threads for it
 
 
 class Bridge:
@@ -109,9 +152,6 @@ class Bridge:
         key: the pool's secret key.
 
     Attributes:
-        channels: dict of `Channel` by rank, the pool's ends.
-        processes: dict of `HostProcess` by rank.
-        links: dict of `HostLink` by rank.
         ahead: int, nanoseconds, this process's clock minus the host's.
     """
 
@@ -120,14 +160,19 @@ class Bridge:
         self._member = member
         self._originals = Originals()
         self._said: dict[int, queue.SimpleQueue[Said]] = {r: queue.SimpleQueue() for r in ranks}
-        self.channels: dict[int, Channel] = {}
-        self.processes = {rank: HostProcess(member, pool, rank) for rank in ranks}
-        self.links: dict[int, HostLink] = {}
+        self._processes = {rank: HostProcess(member, pool, rank) for rank in ranks}
+        self._channels: dict[int, tuple[Channel, Channel]] = {}  # the pool's end, and this one's
         for rank in ranks:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            end = Channel(theirs)
-            self.channels[rank], self.links[rank] = Channel(ours), HostLink(member, rank, end)
+            self._channels[rank] = Channel(ours), Channel(theirs)
+            end = self._channels[rank][1]
             self._in_thread(self._down, rank, end, key, rank == ranks[0])
+
+    def worker(self, pid: int, placement: topology.Placement) -> HostWorker:
+        """Returns a worker that the host has started."""
+        process = self._processes[placement.rank]
+        process.pid = pid
+        return HostWorker(self._member, placement, process, *self._channels[placement.rank])
 
     def _in_thread(self, target: Any, rank: int, *arguments: Any) -> None:
         name = f"nanotf-bridge{target.__name__}-{rank}"
@@ -170,11 +215,11 @@ class Bridge:
 
     def ended(self, rank: int, code: int) -> None:
         """Takes a worker's exit code."""
-        self.processes[rank].ended(code)
+        self._processes[rank].ended(code)
 
     def host_lost(self) -> None:
         """Records that the host is gone, for all its workers."""
-        for process in self.processes.values():
+        for process in self._processes.values():
             process.host_lost()
         for said in self._said.values():
             said.put(Said())

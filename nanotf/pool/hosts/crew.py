@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 
 from nanotf.collectives import HostsSpec
-from nanotf.errors import NanoError
+from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine import neighbours
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.hosts import agent_messages, members
+from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
 from nanotf.pool.hosts.members import Hosts, Member
-from nanotf.pool.hosts.remote import RemoteWorker, taken_over
+from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import HostsPlan
 from nanotf.wire import network, timing
@@ -27,32 +27,29 @@ MARGIN_SECONDS = 10.0
 
 
 class HostsCrew:
-    """Workers on the hosts of a run.
+    """Workers on this host and on others.
 
     Args:
+        hosts: owned by the caller, for this pool and later ones.
         transport: "shm", within each host.
         key: the pool's secret key.
 
     Raises:
         PlacementError: This host has too few cores.
-        NanoError: This process does not run the script of several hosts.
+        InvalidArgumentError: Hosts do not have this transport.
 
     Attributes:
         here: `topology.Plan` of this host.
         hosts: `HostsSpec`, or None if all workers are on this host.
     """
 
-    def __init__(self, plan: HostsPlan, transport: str, key: bytes) -> None:
-        if members.current is None:
-            raise NanoError(
-                "Only the script of `nanotf run` can use the hosts of its run. Received: a call in "
-                "a process without other hosts. Start the script with `nanotf run --hosts`."
-            )
-        self._all: Hosts = members.current
+    def __init__(self, hosts: Hosts, plan: HostsPlan, transport: str, key: bytes) -> None:
+        check_between_hosts(transport)
+        self._all = hosts
         self._key, self._cores = key, plan.cores_per_process
         others = self._all.members()
         counts = counts_of(plan.size, [self._all.workers, *(m.workers for m in others)])
-        self.here = neighbours.plan(counts[0], plan.cores_per_process)
+        self.here = neighbours.plan(counts[0], plan.cores_per_process, part=hosts.part)
         self._others = [member for member, count in zip(others, counts[1:], strict=True) if count]
         self.hosts: HostsSpec | None = None
         if self._others:
@@ -77,19 +74,7 @@ class HostsCrew:
         for member, bridge in zip(self._others, bridges, strict=True):
             lent = member.lent(self._pool, START_SECONDS)
             bridge.ahead = _ahead(member)
-            for pid, placement in lent.workers:
-                process = bridge.processes[placement.rank]
-                process.pid = pid
-                self.workers.append(
-                    RemoteWorker(
-                        placement,
-                        process,
-                        member.name,
-                        f"host {member.name}",
-                        bridge.channels[placement.rank],
-                        bridge.links[placement.rank],
-                    )
-                )
+            self.workers += [bridge.worker(*worker) for worker in lent.workers]
 
     def _lend(self, index: int, member: Member) -> Bridge:
         assert self.hosts is not None, "there are others"
@@ -134,6 +119,15 @@ class HostsCrew:
         for member in self._others:
             member.take_back(self._pool)
         self._local.close()
+
+
+def check_between_hosts(transport: str) -> None:
+    """Raises `InvalidArgumentError` if workers on several hosts cannot use a transport."""
+    if transport == "grpc":
+        raise InvalidArgumentError(
+            "Workers on several hosts exchange gradients through nanotf's own connections. "
+            "Received: transport='grpc'. Leave the argument out."
+        )
 
 
 def counts_of(size: int, workers: Sequence[int]) -> list[int]:

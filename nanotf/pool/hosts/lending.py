@@ -32,6 +32,7 @@ class Lending:
 
     Args:
         secret: the run's.
+        part: see `neighbours.plan`.
         accepted: takes a pool, a host's index, its name and a deadline. Returns the descriptor of
             the connection that this host has opened for the pool's collectives.
         tell: sends a message, and bytes that follow it, to the first host.
@@ -44,6 +45,7 @@ class Lending:
         self,
         order: agent_messages.Lend,
         secret: bytes,
+        part: float,
         accepted: Callable[[int, int, str, float], int],
         tell: Callable[..., None],
     ) -> None:
@@ -55,7 +57,7 @@ class Lending:
         self._readers: list[threading.Thread] = []
         self._reported: set[int] = set()
         self._lock = threading.Lock()  # guards `_reported`: readers, `poll` and `close` report ends
-        plan = neighbours.plan(len(ranks), order.cores_per_process)
+        plan = neighbours.plan(len(ranks), order.cores_per_process, part=part)
         placements = tuple(
             dataclasses.replace(place, rank=rank)
             for rank, place in zip(ranks, plan.placements, strict=True)

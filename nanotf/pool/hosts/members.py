@@ -19,6 +19,7 @@ from nanotf.machine.cluster import Cluster
 from nanotf.pool import settings
 from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.remote import Said
+from nanotf.pool.supervision import SILENT_SECONDS
 from nanotf.wire import network
 from nanotf.wire.channel import Channel, ChannelClosed
 
@@ -63,8 +64,8 @@ class Member:
         stopped: tuple of int, the ranks that a signal has stopped.
     """
 
-    def __init__(self, name: str, join: agent_messages.Join, channel: Channel) -> None:
-        self.name, self.index, self.workers = name, join.host, join.workers
+    def __init__(self, join: agent_messages.Join, channel: Channel) -> None:
+        self.name, self.index, self.workers = join.name, join.host, join.workers
         self.address = join.address
         self.lost, self.heard = "", time.monotonic()
         self.stopped: tuple[int, ...] = ()
@@ -73,7 +74,16 @@ class Member:
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._listener: Listener | None = None
-        threading.Thread(target=self._read, name=f"nanotf-{name}", daemon=True).start()
+        threading.Thread(target=self._read, name=f"nanotf-{join.name}", daemon=True).start()
+
+    def answers(self) -> bool:
+        """Returns True unless it is lost, or silent for so long that it is about to be."""
+        return not self.lost and time.monotonic() - self.heard < SILENT_SECONDS
+
+    def replace(self) -> None:
+        """Ends this connection, since the host has made another one."""
+        self.lost = self.lost or "it has started again"
+        self._channel.shut_down()
 
     def send(self, message: Any, *contents: Any) -> None:
         """Sends a message and bytes that follow it. A host that is gone gets nothing."""
@@ -179,21 +189,28 @@ class Member:
 
 
 class Hosts:
-    """All hosts of this run, on the first one. Creating this object opens the listener.
+    """All hosts, on the first one. Creating this object opens the listener.
 
     Args:
         workers: the number of workers on this host.
-        secret: the run's.
+        secret: all hosts'.
         address: the one to listen on.
+        part: see `neighbours.plan`.
 
     Raises:
         OSError: The port is taken, or the address is not this host's.
     """
 
     def __init__(
-        self, cluster: Cluster, workers: int, secret: bytes, address: str, port: int
+        self,
+        cluster: Cluster,
+        workers: int,
+        secret: bytes,
+        address: str,
+        port: int,
+        part: float = 1.0,
     ) -> None:
-        self.cluster, self.workers, self.secret = cluster, workers, secret
+        self.cluster, self.workers, self.secret, self.part = cluster, workers, secret, part
         self._pools = itertools.count(1)
         self._changed = threading.Condition()
         # Guarded by `_changed`.
@@ -261,7 +278,9 @@ class Hosts:
             if self._ended:  # while it introduced itself
                 channel.close()
             elif join.lends:
-                self._members[join.host] = Member(self.cluster.hosts[join.host], join, channel)
+                if join.host in self._members:
+                    self._members[join.host].replace()
+                self._members[join.host] = Member(join, channel)
             else:
                 self._waiting.append(channel)
             self._changed.notify_all()
@@ -273,7 +292,6 @@ class Hosts:
                 f"All hosts must know the same hosts. Host number {join.host} joined, and there "
                 f"are {self.cluster.size}."
             )
-        name = self.cluster.hosts[join.host]
         ours = dict(versions())
         others = [
             f"{package} {version} there, {ours.get(package)} here"
@@ -281,11 +299,13 @@ class Hosts:
             if ours.get(package) != version
         ]
         if others:
-            return f"All hosts must have the same versions. Host {name} has {'; '.join(others)}."
+            return (
+                f"All hosts must have the same versions. Host {join.name} has {'; '.join(others)}."
+            )
         with self._changed:
             present = self._members.get(join.host)
-        if join.lends and present is not None and not present.lost:
-            return f"A host joins once. Host {name} has joined already."
+        if join.lends and present is not None and present.answers():
+            return f"A host joins once. Host {join.name} has joined already."
         return ""
 
     def dismiss(self, code: int) -> None:

@@ -1,4 +1,4 @@
-"""Workers on other machines: the memory that stands for the parent's, and the pool's view of one.
+"""Workers on other machines: the memory that stands for the parent's.
 
     Pool                parent's end                        node's end            workers there
       channel  <----->  Originals: notes which parts   -->  Twins: fills them,
@@ -11,8 +11,6 @@ descriptors. Each shared block of a call has a twin on the node. A message lists
 that its sender has written (`Order`: all of its blocks; `Batch`: its arrays; `Proceed`,
 `Waiting`, `OrderDone`: their field `written`), and these are copied before it is delivered. Between
 two messages each byte has one writer, the parent or one rank, so copies never conflict.
-
-`ray` and `hosts` carry the messages and the bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +20,13 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from nanotf.machine import topology
-from nanotf.pool.handles import STACK_SECONDS, Worker, WorkerProcess
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel
 
 PIECE_NBYTES = 64 * 1024**2  # copied at once, so that nothing on the way holds a whole block
-LOST = -9  # the exit code of a worker that was lost with its node, as if by SIGKILL
 
 # Prefixes of the parent's variables that workers on all nodes get; see `taken_over`.
 TAKEN_OVER = (
@@ -143,7 +138,7 @@ class Originals:
         """
         # First: whoever reads the message may read the blocks at once.
         for key, offset, content in said.written:
-            self._blocks[key].write(offset, as_bytes(content))
+            self._blocks[key].write(offset, content)
         message = pickle.loads(said.body)
         if isinstance(message, messages.OrderDone) and message.times is not None:
             message = dataclasses.replace(message, times=message.times.moved(ahead))
@@ -151,7 +146,7 @@ class Originals:
             channel.send(message)
             return
         block = Block(len(said.block))
-        block.write(0, as_bytes(said.block))
+        block.write(0, said.block)
         assert block.fd is not None
         channel.send(message, [block.fd])
         block.close_fd()
@@ -184,7 +179,7 @@ class Twins:
 
     def write(self, key: Key, offset: int, content: Any) -> None:
         """Copies bytes into a block."""
-        self._blocks[key].write(offset, as_bytes(content))
+        self._blocks[key].write(offset, content)
 
     def deliver(self, message: Any, put: Callable[[Any, list[int]], None]) -> None:
         """Gives a message of the parent's to the workers, with the blocks that follow it.
@@ -237,105 +232,6 @@ class Twins:
                 return
         for own in list(self._blocks.values()):
             own.discard()
-
-
-class Link(Protocol):
-    """The state of the connection to a remote worker.
-
-    Attributes:
-        stopped: bool, whether a signal has stopped the worker.
-        heard: float, when its node last answered, by `time.monotonic`.
-    """
-
-    @property
-    def stopped(self) -> bool: ...
-
-    @property
-    def heard(self) -> float: ...
-
-    def close(self) -> None: ...
-
-
-class RemoteProcess(WorkerProcess, Protocol):
-    """A worker's process on another machine.
-
-    Attributes:
-        lost: str, how it was lost, after "was lost", such as "with its host"; empty if it was not.
-    """
-
-    @property
-    def lost(self) -> str: ...
-
-    def ask(self, method: str, seconds: float = 0.0) -> str:
-        """Returns its node's answer, which may take `seconds`; empty if the node is gone."""
-
-
-class RemoteWorker(Worker):
-    """A worker on another machine.
-
-    Args:
-        host: the name or address of its machine.
-        place: the same for people, such as "host h2".
-        channel: the pool's end.
-    """
-
-    process: RemoteProcess
-    shares_memory = False
-
-    def __init__(
-        self,
-        placement: topology.Placement,
-        process: RemoteProcess,
-        host: str,
-        place: str,
-        channel: Channel,
-        link: Link,
-    ) -> None:
-        self.rank, self.cores = placement.rank, placement.cores
-        self.process, self.host, self.channel = process, host, channel
-        self._place, self._link = place, link
-
-    def log_tail(self) -> str:
-        return self.process.ask("log_tail")
-
-    def is_ready(self) -> None:
-        pass  # its log begins with its first call
-
-    def trim_log(self) -> None:
-        pass  # its node does
-
-    def stack(self) -> str:
-        return self.process.ask("stack", STACK_SECONDS) or "its machine does not answer"
-
-    def is_stopped(self) -> bool:
-        return self._link.stopped
-
-    def has_answered(self, since: float) -> bool:
-        return self._link.heard > since
-
-    def where(self) -> str:
-        return f"{super().where()} on {self._place}"
-
-    def how_it_ended(self) -> tuple[str, int | None, int | None]:
-        if self.process.lost:
-            return f"was lost {self.process.lost}", None, None
-        if self.process.returncode is None:
-            return f"was lost: {self._place} does not answer", None, None
-        return super().how_it_ended()
-
-    def wait_killed(self) -> None:
-        self.process.wait()
-
-    def close(self) -> None:
-        self.channel.close()
-        self._link.close()
-
-
-def as_bytes(content: Any) -> Any:
-    """Returns data, bytes or an array, as an array of bytes without a copy."""
-    import numpy as np
-
-    return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
 
 
 def read(block: Block, offset: int, nbytes: int) -> bytes:

@@ -1,17 +1,14 @@
-"""Workers as Ray actors: Ray places, schedules and supervises remote processes.
+"""Workers on the nodes of a Ray cluster. Ray chooses the nodes and starts the hosts' agents there.
 
-    parent                          node of a Ray cluster
-      Pool                            Relay, an actor, holds the node's cores (num_cpus)
-        RayCrew ---- actor calls --->   starts `nanotf.worker`, as a pool does
-        RayWorker                       (pinning, log, crashes, death with the parent: the same)
+    parent, on its node                           each other node that has workers
+      ray_hosts.RayHosts                            ray_agent.RayAgent, an actor
+        placement group: one bundle a node ------>    holds the node's CPUs
+        Hosts, listens  <----- joins, TCP --------    Agent, as on a host of `nanotf run --hosts`
 
-An actor on the parent's node hands the worker's channel and log to the parent over a Unix socket,
-and takes no further part in their communication. Shared memory is shared, transport "shm" works,
-and nothing is slower than with local workers.
+Everything else is that of `hosts`: the parent starts the workers of its own node itself, agents
+lend the others, gradients take shared memory on a node and TCP between nodes. If all workers fit on
+the parent's node, Ray only holds their CPUs, and nothing listens.
 
-An actor on another node connects the two (`bridge` in the parent, `relay` on the node). Messages
-go through actor calls. Each shared block has a twin on the node. A message lists the parts of
-blocks that its sender has written; these are copied to the twins before the message is delivered.
-
-Neither side opens a port. Ray's own ports, and access to them, are configured in Ray.
+Ray restarts an actor that has ended, on another node if it must, and its agent joins again. The
+CPUs are held until another pool needs other ones, and until `nanotf.shutdown()`.
 """

@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nanotf.errors import NanoError, PlacementError
+from nanotf.errors import NanoError, PlacementError, UnsupportedVersionError
+from nanotf.pool.hosts.crew import counts_of
+
+OLDEST = (2, 50)  # in which bundles of a placement group go to the nodes that they ask for
 
 _started: set[str] = set()  # the session that `connect` began, if any
 
@@ -24,9 +27,15 @@ def connect() -> Any:
     ends.
 
     Raises:
+        UnsupportedVersionError: This Ray is too old.
         NanoError: Ray cannot be reached or started.
     """
     ray: Any = importlib.import_module("ray")
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+        raise UnsupportedVersionError(
+            f"backend='ray' needs Ray {OLDEST[0]}.{OLDEST[1]} or later. Received: Ray "
+            f"{ray.__version__}. Upgrade it on all nodes: pip install -U 'nanotf[ray]'."
+        )
     if not ray.is_initialized():
         try:
             _run_in_spawner_thread(functools.partial(_start, ray))
@@ -92,24 +101,51 @@ def cpus_by_node(ray: Any) -> dict[str, int]:
     return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
 
 
-def share(cpus: Sequence[int], size: int, wanted: int | None) -> int:
-    """Returns the number of Ray's CPUs that each worker gets.
+def divide(
+    home: int, others: Sequence[int], size: int, wanted: int | None
+) -> tuple[int, list[int]]:
+    """Divides the CPUs of a cluster among workers. What fits on this process's node stays there.
 
     Args:
-        cpus: of each node that may have workers.
+        home: Ray's CPUs on this process's node, which needs a worker: the first.
+        others: those of every other node.
         size: number of workers.
-        wanted: the number that each worker must get; None for the largest equal shares.
+        wanted: the CPUs that each worker must get; None for the largest equal shares.
+
+    Returns:
+        The CPUs of each worker, and the number of workers on this process's node and on each of
+        the others that are needed, the largest first.
 
     Raises:
         PlacementError: There are too few CPUs.
+
+    Example:
+        >>> divide(4, [4], 3, None), divide(4, [4, 8], 3, 4)
+        ((1, [3]), (4, [1, 2]))
     """
-    most = max(cpus, default=0)
-    for each in range(most, 0, -1) if wanted is None else (wanted,):
-        if sum(count // each for count in cpus) >= size:
-            return each
+    for nodes in ([home], [home, *sorted(others, reverse=True)]):
+        for each in range(home, 0, -1) if wanted is None else (wanted,):
+            room = [cpus // each for cpus in nodes]
+            if room[0] and sum(room) >= size:
+                return each, [count for count in counts_of(size, room) if count]
     asked = f"num_processes={size}" + ("" if wanted is None else f", cores_per_process={wanted}")
     raise PlacementError(
-        "Every worker needs CPUs of Ray's that are on one node. Received: backend='ray', "
-        f"{asked}, and nodes with {sorted(cpus, reverse=True)} CPUs. Ask for less, or add nodes "
-        "before the call; with transport='shm' all workers are on this process's node."
+        "Every worker needs CPUs of Ray's that are on one node, and the first needs them on this "
+        f"process's node. Received: backend='ray', {asked}, {home} CPUs on this process's node, "
+        f"and {sorted(others, reverse=True)} on the others. Ask for less, or add nodes before the "
+        "call."
     )
+
+
+def part(count: int, share: int, cpus: int) -> float:
+    """Returns the part of a node's cores that its workers get.
+
+    Ray counts logical CPUs, so a share says nothing of cores. A rest of CPUs that is too small for
+    another worker belongs to these.
+
+    Args:
+        count: number of workers on the node.
+        share: Ray's CPUs of each.
+        cpus: Ray's CPUs on the node.
+    """
+    return 1.0 if (count + 1) * share > cpus else count * share / cpus

@@ -243,6 +243,25 @@ def test_a_host_joins_once() -> None:
     thread.join(10)
 
 
+def test_a_host_that_has_been_silent_for_long_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its power was lost, and nobody has told this host."""
+    monkeypatch.setattr(agent_messages, "BEAT_SECONDS", 100.0)
+    hosts, codes = _hosts(), []
+    threads = [threading.Thread(target=lambda: codes.append(_agent(hosts).run())) for _ in "12"]
+    threads[0].start()
+    hosts.wait_for_all(10)
+    (before,) = hosts.members()
+    before.heard -= 60
+    threads[1].start()
+    wait_until(lambda: before.lost, "another connection has replaced it")
+    threads[0].join(10)
+    assert codes == [agent.LOST_CODE]
+    assert [member is before for member in hosts.members()] == [False]
+    hosts.dismiss(0)
+    threads[1].join(10)
+    assert codes == [agent.LOST_CODE, 0]
+
+
 def test_listeners_bind_one_address() -> None:
     hosts = _hosts()
     assert hosts.address[0] == "127.0.0.1"

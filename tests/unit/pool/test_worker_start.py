@@ -17,7 +17,7 @@ from waiting import SECONDS, wait_until
 
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.pool import forks
+from nanotf.pool import forks, warm
 from nanotf.pool.local import LocalWorker
 from nanotf.pool.pool import Pool
 from nanotf.wire import messages
@@ -25,6 +25,19 @@ from nanotf.wire.channel import KEY_NBYTES
 
 UNPINNED = topology.Placement(0, (), pin=False)
 KEY = secrets.token_bytes(KEY_NBYTES)
+
+
+def test_a_pool_that_does_not_start_leaves_its_helpers_to_the_idle_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(plan: topology.Plan, transport: str) -> Pool:
+        raise NanoError("no pool")
+
+    monkeypatch.setattr(warm, "_start", start)
+    with pytest.raises(NanoError), warm.pool_for(topology.Plan((UNPINNED,)), "shm"):
+        pass
+    assert warm._idle_timer is not None
+    warm._stop_idle_timer()
 
 
 class Started:
