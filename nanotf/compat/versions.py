@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 from typing import Any
 
 from nanotf.errors import UnsupportedVersionError
@@ -46,9 +47,32 @@ def require_tensorflow() -> Any:
 
 @functools.cache
 def keras_module_name() -> str:
-    """Returns the package that `tf.keras` comes from: "keras" or "tf_keras"."""
+    """Returns the package that `tf.keras` comes from: "keras" or "tf_keras".
+
+    Raises:
+        UnsupportedVersionError: It cannot be imported.
+    """
     tf = require_tensorflow()
-    return str(tf.keras.Model.__module__.split(".")[0])
+    try:
+        return str(tf.keras.Model.__module__.split(".")[0])
+    except ImportError as error:
+        why = _keras_import_error() or error
+        # Not from it: the chain of TensorFlow's and Keras's imports says no more.
+        raise UnsupportedVersionError(
+            "nanotf trains models of Keras on TensorFlow. Received: Keras cannot be imported: "
+            f"{type(why).__name__}: {why}, with KERAS_BACKEND="
+            f"{os.environ.get('KERAS_BACKEND', '')!r}. Set KERAS_BACKEND=tensorflow, or install "
+            "keras."
+        ) from None
+
+
+def _keras_import_error() -> ImportError | None:
+    """Returns why Keras cannot be imported, which TensorFlow hides."""
+    try:
+        importlib.import_module("keras")
+    except ImportError as error:
+        return error
+    return None
 
 
 @functools.cache

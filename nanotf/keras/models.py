@@ -165,7 +165,7 @@ class Accelerated:
         from nanotf.parent.keras_call import KerasCall
         from nanotf.parent.where import Where
 
-        call = KerasCall.of(self, super().fit, args, kwargs)  # type: ignore[misc]
+        call = KerasCall.of(self, super().fit, args, kwargs, Accelerated.fit)  # type: ignore[misc]
         options = FitOptions.of(sharding, max_restarts, resume)
         where = Where.of(None, transport, cores_per_process, cores, backend)
         return training.fit(call, num_processes, where, options, tune, read_processes)
@@ -200,7 +200,7 @@ class Accelerated:
         from nanotf.parent.keras_call import KerasCall
         from nanotf.parent.where import Where
 
-        call = KerasCall.of(self, super().evaluate, args, kwargs)  # type: ignore[misc]
+        call = KerasCall.of(self, super().evaluate, args, kwargs, Accelerated.evaluate)  # type: ignore[misc]
         where = Where.of(num_processes, transport, cores_per_process, cores, backend)
         return inference.evaluate(call, where, read_processes)
 
@@ -234,7 +234,7 @@ class Accelerated:
         from nanotf.parent.keras_call import KerasCall
         from nanotf.parent.where import Where
 
-        call = KerasCall.of(self, super().predict, args, kwargs)  # type: ignore[misc]
+        call = KerasCall.of(self, super().predict, args, kwargs, Accelerated.predict)  # type: ignore[misc]
         where = Where.of(num_processes, transport, cores_per_process, cores, backend)
         return inference.predict(call, where, read_processes)
 

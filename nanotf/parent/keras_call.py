@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
+import reprlib
 from collections.abc import Mapping
 from typing import Any
+
+from nanotf.errors import InvalidArgumentTypeError
+
+_ALIKE = 0.8  # `difflib`'s ratio: a letter or two are missing, added or exchanged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +25,16 @@ class KerasCall:
     given: dict[str, Any] | None  # all arguments by name; None if the method would reject them
 
     @classmethod
-    def of(cls, model: Any, method: Any, args: Any, kwargs: Any) -> KerasCall:
-        """Binds the arguments to their names, without Keras's defaults."""
+    def of(cls, model: Any, method: Any, args: Any, kwargs: Any, face: Any = None) -> KerasCall:
+        """Binds the arguments to their names, without Keras's defaults.
+
+        Args:
+            face: the method that the user has called; None for `method`.
+
+        Raises:
+            InvalidArgumentTypeError: A name is almost that of an argument.
+        """
+        _check_names(method, face or method, kwargs)
         try:
             given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
         except TypeError:
@@ -36,3 +50,17 @@ class KerasCall:
     def __call__(self) -> Any:
         """Calls Keras's method; it raises Keras's own errors."""
         return self.method(*self.args, **self.kwargs)
+
+
+def _check_names(method: Any, face: Any, kwargs: Mapping[str, Any]) -> None:
+    known = inspect.signature(method).parameters.keys()
+    ours = inspect.signature(face).parameters.keys()
+    for name in kwargs:
+        if name in known:
+            continue
+        meant = difflib.get_close_matches(name, [*known, *ours], 1, _ALIKE)
+        if meant:  # Keras rejects any other
+            raise InvalidArgumentTypeError(
+                f"`{method.__name__}` takes only its own arguments. Received: "
+                f"{name}={reprlib.repr(kwargs[name])}. Did you mean `{meant[0]}`?"
+            )
