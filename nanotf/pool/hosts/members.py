@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import queue
 import threading
@@ -326,6 +327,7 @@ class Hosts:
             channel.close()
 
 
+@functools.cache  # looks through the files of all installed packages: seconds
 def versions() -> Sequence[tuple[str, str]]:
     """Returns what must be equal on all hosts, without importing TensorFlow."""
     import platform
