@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import threading
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -192,12 +192,19 @@ def test_a_stopped_supervisor_is_named(
 ) -> None:
     job = _waiting(folder)
     owner = job.read_state().owner.pid
+
+    class Continue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(owner, signal.SIGCONT)
+
+    logger, when_named = logging.getLogger("nanotf"), Continue()
+    logger.addHandler(when_named)
     os.kill(owner, signal.SIGSTOP)
     try:
-        threading.Timer(1.0, os.kill, (owner, signal.SIGCONT)).start()
         (folder / "gate").touch()
         assert follow.wait(job).status == "Completed"
     finally:
+        logger.removeHandler(when_named)
         os.kill(owner, signal.SIGCONT)
     (line,) = [r.message for r in caplog.records if "SIGSTOP" in r.message]
     assert f"kill -CONT {owner}" in line
