@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SECONDS = 250.0  # a cold start of TensorFlow in the script and in two workers, on a busy machine
+SECONDS = 500.0  # a cold start of TensorFlow in the script and in two workers, on a busy machine
 
 
 def run_script(
@@ -21,7 +21,6 @@ def run_script(
     *arguments: str,
     with_nanotf: bool = True,
     check: bool = True,
-    seconds: float = SECONDS,
     directory_at_start: pathlib.Path | None = None,
     command: Sequence[str] = (),
     **variables: str,
@@ -34,7 +33,6 @@ def run_script(
         *arguments: of the command line.
         with_nanotf: whether nanotf can be imported in it.
         check: whether it must end with exit code 0.
-        seconds: time limit.
         directory_at_start: the working directory; default `directory`.
         command: words before Python's.
         **variables: environment variables.
@@ -57,7 +55,7 @@ def run_script(
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=SECONDS,
         check=False,
     )
     if check:
@@ -105,7 +103,7 @@ def run_ranks(
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from processes import SECONDS
 
 pytestmark = pytest.mark.own_pool
 
@@ -88,7 +89,7 @@ print("RESULT " + json.dumps({
 @pytest.mark.both_generations
 def test_falls_back_to_mirrored_strategy_in_this_process() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
     lines = run.stdout.splitlines()
@@ -136,5 +137,5 @@ np.testing.assert_allclose(*losses, rtol=1e-2)
 def test_mixed_precision_under_a_mirrored_strategy() -> None:
     """Keras 2's variables that cast others are of another class there."""
     command = [sys.executable, "-c", MIXED]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert run.returncode == 0, run.stderr[-3000:]

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from parity import digits, small_cnn
+from processes import SECONDS
 
 import nanotf
 from nanotf.errors import WorkerError
@@ -42,7 +43,7 @@ with socket.socket() as taken:
 @pytest.mark.thorough
 def test_a_port_that_another_program_takes() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", TAKEN], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", TAKEN], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert "RESULT taken" in run.stdout.splitlines(), run.stderr[-2000:]
 

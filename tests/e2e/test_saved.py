@@ -179,7 +179,7 @@ def loaded(
     (directory / "paths.json").write_text(json.dumps(paths))
     source = textwrap.dedent(inspect.getsource(subclass))
     script = LOAD.format(without_slots=LOSES_SLOTS, subclass=source)
-    return last_json(run_script(directory, script, json.dumps(FIT), with_nanotf=False, seconds=500))
+    return last_json(run_script(directory, script, json.dumps(FIT), with_nanotf=False))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import run_ranks
+from processes import SECONDS, run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
@@ -288,7 +288,7 @@ def test_script_of_the_original(tmp_path: pathlib.Path) -> None:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
     )
     assert "merged [2, 4, 6, 8]" in done.stdout, done.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import SECONDS
 
 import nanotf
 
@@ -44,7 +45,7 @@ def test_ops_that_tensorflow_cannot_load(tmp_path: pathlib.Path) -> None:
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=SECONDS,
         check=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -114,7 +114,7 @@ def _run(code: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -137,7 +137,7 @@ def test_a_waiting_thread_continues_when_a_channel_is_shut_down(
         thread.start()
     parent.shut_down()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(ended) == ["receive", "send"]
 
 
@@ -180,13 +180,13 @@ def test_both_ends_show_the_key(ends: tuple[Channel, Channel], key: bytes) -> No
     thread.start()
     if key == b"the same":
         parent.show_key_second(key)
-        thread.join(10)
+        thread.join(60)
         assert failures == []
     else:
         with pytest.raises(AuthenticationError):
             parent.show_key_second(key)
         parent.close()
-        thread.join(10)
+        thread.join(60)
         assert failures
     assert not thread.is_alive()
 
