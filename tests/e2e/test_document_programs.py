@@ -44,7 +44,13 @@ def test_programs_of_the_readme(number: int, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("command", commands(README, "nanotf run"))
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=() if "auto" in command else pytest.mark.thorough)
+        for command in commands(README, "nanotf run")
+    ],
+)
 def test_commands_of_the_readme(command: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(README_PROGRAMS[SCRIPT])
     cache = str(tmp_path / "cache")

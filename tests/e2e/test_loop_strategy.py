@@ -283,6 +283,7 @@ def test_prints_of_rank_0_arrive(run_on: Any, capsys: pytest.CaptureFixture[str]
     ), "in the order of the calls"
 
 
+@pytest.mark.thorough
 def test_script_of_the_readme(tmp_path: pathlib.Path) -> None:
     done = run_script(
         tmp_path,
