@@ -97,7 +97,10 @@ def data(rows: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("rows", "run_eagerly"), [(22, False), (24, False), (22, True)])
+@pytest.mark.parametrize(
+    ("rows", "run_eagerly"),
+    [(22, False), pytest.param(24, False, marks=pytest.mark.thorough), (22, True)],
+)
 def test_the_same_as_one_process(
     float64: None, tmp_path: pathlib.Path, rows: int, run_eagerly: bool
 ) -> None:

@@ -114,6 +114,7 @@ def test_streams(float64: None, kind: str) -> None:
     assert_same_state(found, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [4, 5, 6])
 def test_a_worker_that_dies(float64: None, step: int) -> None:
     """Batch 5 of an epoch is the one that comes whole."""
