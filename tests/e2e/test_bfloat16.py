@@ -171,6 +171,7 @@ class OwnStep(Model):
         return {"own": loss}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", POLICIES)
 def test_own_steps(policy: str) -> None:
     _set_policy(policy)
@@ -235,6 +236,7 @@ def test_training_validation_and_evaluation(policy: str) -> None:
 
 
 # ------------------------------------------------------------------------------------ files
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", POLICIES)
 def test_checkpoints(policy: str, tmp_path: Any) -> None:
     if policy == "bfloat16" and not is_keras_3():
@@ -306,6 +308,7 @@ def test_gathers_and_variables() -> None:
     np.testing.assert_array_equal(of_variable[0].numpy(), of_variable[1].numpy())
 
 
+@pytest.mark.thorough
 def test_embedding() -> None:
     """Its gradients are rows, which workers gather."""
     _set_policy("bfloat16")

@@ -131,7 +131,10 @@ def test_own_methods(name: str, float64: None) -> None:
     "arguments",
     [
         {"validation_split": 0.3},
-        {"validation_split": 0.3, "validation_freq": 2, "validation_batch_size": 7},
+        pytest.param(
+            {"validation_split": 0.3, "validation_freq": 2, "validation_batch_size": 7},
+            marks=pytest.mark.thorough,
+        ),
         {"validation_data": True},
     ],
     ids=["split", "freq", "data"],
@@ -154,7 +157,13 @@ def test_validation_by_an_own_evaluate(arguments: dict[str, Any], float64: None)
     assert_same_state(models[1], models[0])
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_processes": 2}], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param({}, marks=pytest.mark.thorough, id="alone"),
+        pytest.param({"num_processes": 2}, id="workers"),
+    ],
+)
 @pytest.mark.every_case
 def test_validation_of_a_resumable_fit(
     workers: dict[str, int], float64: None, tmp_path: pathlib.Path
