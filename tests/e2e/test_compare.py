@@ -53,7 +53,6 @@ def _compare(folder: pathlib.Path, factor: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.both_generations
 def test_equal(tmp_path: pathlib.Path) -> None:
     done = _compare(tmp_path, "1.0")
     assert done.returncode == 0, done.stdout + done.stderr
