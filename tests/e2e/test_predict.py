@@ -78,7 +78,7 @@ def test_arrays(float64: None) -> None:
 def test_numbers_of_rows_that_change(float64: None) -> None:
     x, y = digits(95)
     model, plain = small_cnn(), small_cnn()
-    for rows in (1, 2, 3, 8, 9, 10, 95):
+    for rows in (1, 3, 95):
         pairs = tf.data.Dataset.from_tensor_slices((x[:rows], y[:rows]))
         batches = pairs.batch(rows, drop_remainder=True)
         _predict_both(model, x[:rows])
