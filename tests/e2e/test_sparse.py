@@ -57,20 +57,19 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.both_generations
 def test_rows_looked_up_several_times(float64: None, name: str, rows: int, batch_size: int) -> None:
     _, targets = data(rows)
-    some = np.random.default_rng(3).integers(0, 9, (1, 5)).astype("int32")
-    for tokens in (np.ones((rows, 5), "int32"), np.tile(some, (rows, 1))):
-        for is_shared in (None, False, True):
+    tokens = np.tile(np.array([[1, 1, 8, 1, 3]], "int32"), (rows, 1))
+    for is_shared in (None, False, True):
 
-            def make(is_shared: bool | None = is_shared) -> Any:
-                if is_shared is None:
-                    return model_of(OPTIMIZERS[name](), KerasEmbedding)
-                tf.keras.utils.set_random_seed(5)
-                model = nanotf.accelerate(Looking(is_shared))
-                model(np.zeros((2, 5), "int32"))
-                model.compile(OPTIMIZERS[name](), "mse")
-                return model
+        def make(is_shared: bool | None = is_shared) -> Any:
+            if is_shared is None:
+                return model_of(OPTIMIZERS[name](), KerasEmbedding)
+            tf.keras.utils.set_random_seed(5)
+            model = nanotf.accelerate(Looking(is_shared))
+            model(np.zeros((2, 5), "int32"))
+            model.compile(OPTIMIZERS[name](), "mse")
+            return model
 
-            fit_both(make, x=tokens, y=targets, batch_size=batch_size)
+        fit_both(make, x=tokens, y=targets, batch_size=batch_size)
 
 
 # ------------------------------------------------------------------------------------- SparseAdam
