@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SECONDS = 250.0  # a cold start of TensorFlow in the program and in two workers, on a busy machine
+SECONDS = 500.0  # a cold start of TensorFlow in the program and in two workers, on a busy machine
 
 _PROGRAM = """
 import os, signal, sys

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from parity import digits, small_cnn
-from processes import ROOT
+from processes import ROOT, SECONDS
 from waiting import wait_until
 
 from nanotf.parent import callbacks
@@ -27,7 +27,6 @@ from nanotf.shipping import state
 
 pytestmark = pytest.mark.own_pool
 
-START_SECONDS = 150.0
 
 HEAD = """
 import ctypes, json, os, pathlib, signal, sys, threading
@@ -300,7 +299,7 @@ def test_workers_that_cannot_run_python_end_with_their_parent(
     """One worker holds the GIL forever, the other waits for it; only the kernel can end them."""
     script = scripts(HOLDING_THE_LOCK)
     pids = script.line()
-    wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", START_SECONDS)
+    wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", SECONDS)
     os.kill(script.process.pid, signal.SIGKILL)
     script.process.wait()
     wait_until(lambda: _all_gone(pids), "the workers end")
@@ -310,7 +309,7 @@ def test_workers_that_cannot_run_python_end_with_their_parent(
 def test_exit_does_not_wait_for_a_daemon_thread(scripts: Any) -> None:
     script = scripts(IN_A_DAEMON)
     pids = script.line()
-    assert script.process.wait(START_SECONDS) == 0
+    assert script.process.wait(SECONDS) == 0
     wait_until(lambda: _all_gone(pids), "the workers end")
 
 

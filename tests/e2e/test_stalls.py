@@ -37,22 +37,33 @@ def _short_patience() -> Iterator[None]:
     warm.end_pool()
 
 
-def _wait_in_rank_1(value: Any) -> Any:
-    if os.environ.get("NANOTF_RANK") == "1":
-        threading.Event().wait()
-    return value
+def _waiting(place: pathlib.Path) -> Any:
+    """Returns a loss in which rank 1 waits forever, and rank 0 until rank 1 has come to it.
+
+    A busy machine may trace rank 1's step long after that of rank 0.
+    """
+    come = str(place / "come")
+
+    def _wait_in_rank_1(value: Any) -> Any:
+        if os.environ.get("NANOTF_RANK") == "1":
+            pathlib.Path(come).touch()
+            threading.Event().wait()
+        while os.environ.get("NANOTF_RANK") and not pathlib.Path(come).exists():
+            time.sleep(0.02)
+        return value
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        held = tf.numpy_function(_wait_in_rank_1, [y_pred], y_pred.dtype)
+        held.set_shape(y_pred.shape)
+        return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
+
+    return loss
 
 
-def _loss(y_true: Any, y_pred: Any) -> Any:
-    held = tf.numpy_function(_wait_in_rank_1, [y_pred], y_pred.dtype)
-    held.set_shape(y_pred.shape)
-    return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
-
-
-def test_worker_that_waits_forever_in_the_users_code() -> None:
+def test_worker_that_waits_forever_in_the_users_code(tmp_path: pathlib.Path) -> None:
     x, y = digits(100)
     model = small_cnn()
-    model.compile("sgd", _loss)
+    model.compile("sgd", _waiting(tmp_path))
     with pytest.raises(WorkerStuck, match="has made no progress for 8 s") as caught:
         model.fit(x, y, **FIT)
     error, text = caught.value, str(caught.value)
@@ -68,16 +79,16 @@ def test_worker_that_waits_forever_in_the_users_code() -> None:
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
 @pytest.mark.thorough
-def test_step_that_does_not_end_over_grpc(kind: str) -> None:
+def test_step_that_does_not_end_over_grpc(kind: str, tmp_path: pathlib.Path) -> None:
     """TensorFlow's collectives wait forever, so the workers check the clock."""
     x, y = digits(100)
-    model = small_cnn()
-    model.compile("sgd", _loss)
+    model, loss = small_cnn(), _waiting(tmp_path)
+    model.compile("sgd", loss)
 
     @nanotf.keras.nano_multiprocessing
     @tf.function
     def step(images: Any, labels: Any) -> Any:
-        return tf.reduce_mean(_loss(labels, model(images)))
+        return tf.reduce_mean(loss(labels, model(images)))
 
     @nanotf.keras.nano(num_processes=2, transport="grpc")
     def loop(data: Any) -> None:
