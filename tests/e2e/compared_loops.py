@@ -30,7 +30,7 @@ def run_on(request: pytest.FixtureRequest) -> Any:
     return functools.partial(nano, num_processes=2, transport=request.param)
 
 
-def _train_both(
+def train_both(
     run_on: Any,
     optimizer: Any = OPTIMIZERS["sgd"],
     loss: Any = cross_entropy,
@@ -52,7 +52,7 @@ def _train_both(
     return found, expected
 
 
-def _same(run_on: Any, program: Any) -> None:
+def assert_follows_one_process(run_on: Any, program: Any) -> None:
     """Asserts that a program does the same with two workers; it takes both decorators."""
     found = tf.nest.flatten(program(run_on(), nano_multiprocessing))
     expected = tf.nest.flatten(program(lambda f: f, lambda f: f))

@@ -9,7 +9,7 @@ import tensorflow as tf
 L = tf.keras.layers
 
 
-def _compiled() -> Any:
+def compiled_model() -> Any:
     model = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.Dropout(0.1)])
     model.compile("adam", "mse", metrics=["mae"])
     return model

@@ -16,7 +16,7 @@ import nanotf
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
 
 
-def _next_fit_works(pids: tuple[int, ...]) -> None:
+def assert_next_fit_works(pids: tuple[int, ...]) -> None:
     for pid in pids:
         assert not psutil.pid_exists(pid), f"worker {pid} stayed behind"
     x, y = digits(100)
@@ -25,7 +25,7 @@ def _next_fit_works(pids: tuple[int, ...]) -> None:
     assert len(nanotf.worker_pids()) == 2
 
 
-def _failing_loss(action: Callable[[], Any]) -> Any:
+def failing_loss(action: Callable[[], Any]) -> Any:
     """Returns a loss that fails only in workers, while a step runs."""
 
     def loss(y_true: Any, y_pred: Any) -> Any:

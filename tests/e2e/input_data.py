@@ -20,12 +20,12 @@ PyDataset: Any = tf.keras.utils.PyDataset if KERAS_3 else tf.keras.utils.Sequenc
 ROWS, BATCH = 130, 40
 
 
-def _table(rows: int = 70) -> tuple[np.ndarray, np.ndarray]:
+def table_of_classes(rows: int = 70) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     return random.normal(size=(rows, 4)), random.integers(0, 3, rows)
 
 
-def _linear() -> Any:
+def linear_classifier() -> Any:
     tf.keras.utils.set_random_seed(2)
     model = Sequential([L.Input((4,)), L.Dense(3)])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -33,7 +33,9 @@ def _linear() -> Any:
     return model
 
 
-def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any) -> None:
+def fit_both_on_new_data(
+    make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any
+) -> None:
     """Works like `parity.fit_both`, for data that can be used once."""
     arguments = {"verbose": 0, "epochs": 2, **arguments}
     before = make().fit(**data(), **arguments)  # `make` sets the seed
@@ -42,7 +44,7 @@ def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **argumen
     assert_same_history(after.history, before.history)
 
 
-def _assert_rows_once(data: dict[str, Any], rows: int, epochs: int = 3) -> None:
+def assert_rows_once(data: dict[str, Any], rows: int, epochs: int = 3) -> None:
     """Asserts that each of the rows 1 to `rows` is used once an epoch: their powers add up."""
     tf.keras.utils.set_random_seed(1)
     model = Sequential([L.Input((1,)), L.Dense(1)])
@@ -54,7 +56,7 @@ def _assert_rows_once(data: dict[str, Any], rows: int, epochs: int = 3) -> None:
         np.testing.assert_allclose(history[f"sum{power}"], np.sum(ids**power), rtol=1e-12)
 
 
-def _batches(form: str = "x, y", passes: int = 1) -> Iterator[Any]:
+def batches_of_digits(form: str = "x, y", passes: int = 1) -> Iterator[Any]:
     x, y = digits(ROWS)
     w = weights(ROWS)
     for _ in range(passes):

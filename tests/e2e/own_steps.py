@@ -14,7 +14,7 @@ L = tf.keras.layers
 ROWS, BATCH, WIDTH = 41, 10, 4  # the last batch has one row: fewer than workers
 
 
-def _data() -> tuple[np.ndarray, np.ndarray]:
+def data_of_steps() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(3)
     return random.normal(size=(ROWS, WIDTH)), random.normal(size=(ROWS, 2))
 

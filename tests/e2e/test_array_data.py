@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from input_data import KERAS_3, L, _assert_rows_once, _linear, _table
+from input_data import KERAS_3, L, assert_rows_once, linear_classifier, table_of_classes
 from parity import fit_both
 
 from nanotf.keras import Sequential
@@ -26,28 +26,28 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.both_generations
 def test_kinds_of_arrays(float64: None, name: str) -> None:
-    x, y = TABLES[name](*_table())
-    fit_both(_linear, x=x, y=y, batch_size=20, validation_split=0.3)
+    x, y = TABLES[name](*table_of_classes())
+    fit_both(linear_classifier, x=x, y=y, batch_size=20, validation_split=0.3)
 
 
 @pytest.mark.both_generations
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 does not take lists of numbers")
 def test_lists_of_numbers(float64: None) -> None:
-    x, y = _table(30)
-    fit_both(_linear, x=x.tolist(), y=y.tolist(), batch_size=8)
+    x, y = table_of_classes(30)
+    fit_both(linear_classifier, x=x.tolist(), y=y.tolist(), batch_size=8)
 
 
 @pytest.mark.thorough
 def test_validation_data_as_data_frame(float64: None) -> None:
-    x, y = _table()
+    x, y = table_of_classes()
     frame = pd.DataFrame(x, columns=list("abcd"))
-    fit_both(_linear, x=x, y=y, batch_size=32, validation_data=(frame, pd.Series(y)))
+    fit_both(linear_classifier, x=x, y=y, batch_size=32, validation_data=(frame, pd.Series(y)))
 
 
 @pytest.mark.both_generations
 def test_class_weight_of_arrays(float64: None) -> None:
-    x, y = _table()
-    fit_both(_linear, x=x, y=y, batch_size=32, class_weight={0: 1.0, 1: 0.25, 2: 3.0})
+    x, y = table_of_classes()
+    fit_both(linear_classifier, x=x, y=y, batch_size=32, class_weight={0: 1.0, 1: 0.25, 2: 3.0})
 
 
 @pytest.mark.thorough
@@ -59,7 +59,7 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
         model.compile(tf.keras.optimizers.SGD(0.1), loss)
         return model
 
-    x, y = _table()
+    x, y = table_of_classes()
     fit_both(categorical, x=x, y=np.eye(3)[y], class_weight={0: 1.0, 1: 0.25, 2: 3.0})
 
 
@@ -69,29 +69,29 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
 @pytest.mark.parametrize("batch_size", [15, None])
 @pytest.mark.both_generations
 def test_steps_per_epoch_of_arrays(float64: None, steps: int, batch_size: int | None) -> None:
-    x, y = _table()
-    fit_both(_linear, x=x, y=y, batch_size=batch_size, steps_per_epoch=steps, epochs=4)
+    x, y = table_of_classes()
+    fit_both(linear_classifier, x=x, y=y, batch_size=batch_size, steps_per_epoch=steps, epochs=4)
 
 
 # Executions of several steps go beyond the end of an epoch (Keras 3), or are cut (Keras 2).
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_steps_per_epoch_not_divisible_by_executions(float64: None) -> None:
     def several() -> Any:
-        model = _linear()
+        model = linear_classifier()
         model.compile("sgd", model.loss, metrics=["accuracy"], steps_per_execution=2)
         return model
 
-    x, y = _table(80)
+    x, y = table_of_classes(80)
     fit_both(
         several, x=x, y=y, batch_size=8, steps_per_epoch=5, epochs=3,
-        validation_data=_table(24), validation_batch_size=8, validation_steps=3,
+        validation_data=table_of_classes(24), validation_batch_size=8, validation_steps=3,
     )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_more_validation_steps_than_data(float64: None) -> None:
-    x, y = _table()
-    fit_both(_linear, x=x, y=y, validation_data=(x, y), validation_steps=9, epochs=1)
+    x, y = table_of_classes()
+    fit_both(linear_classifier, x=x, y=y, validation_data=(x, y), validation_steps=9, epochs=1)
 
 
 def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
@@ -99,7 +99,7 @@ def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _linear().fit(**arguments, verbose=0)
+        linear_classifier().fit(**arguments, verbose=0)
     text = caplog.text + "".join(str(w.message) for w in caught)
     return text.count("Your input ran out of data")
 
@@ -107,7 +107,7 @@ def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 @pytest.mark.both_generations
 def test_reports_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    x, y = _table()
+    x, y = table_of_classes()
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": 15, "shuffle": False}
     if kind == "dataset":
         data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(15)}
@@ -123,7 +123,7 @@ def test_reports_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize("shuffle", [True, "batch"])
 def test_rows_once_an_epoch(float64: None, shuffle: Any, batch_size: int) -> None:
     ids = np.arange(1, 8, dtype="float64")[:, None]
-    _assert_rows_once({"x": ids, "y": ids, "batch_size": batch_size, "shuffle": shuffle}, 7)
+    assert_rows_once({"x": ids, "y": ids, "batch_size": batch_size, "shuffle": shuffle}, 7)
 
 
 def _words(source: str) -> tuple[Any, dict[str, Any]]:

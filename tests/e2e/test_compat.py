@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from compiled_model import _compiled
+from compiled_model import compiled_model
 
 from nanotf.compat import (
     autograph,
@@ -189,7 +189,7 @@ def test_the_build_reports_its_use_of_onednn() -> None:
 
 
 def test_compile_state() -> None:
-    model = _compiled()
+    model = compiled_model()
     assert generation().is_compiled(model)
     assert not generation().is_compiled(tf.keras.Sequential([L.Dense(1)]))
     arguments = keras_compiling.compile_arguments(model)
@@ -198,7 +198,7 @@ def test_compile_state() -> None:
 
 
 def test_layers_of_a_model_in_order() -> None:
-    layers = list(_compiled()._flatten_layers(include_self=False))
+    layers = list(compiled_model()._flatten_layers(include_self=False))
     assert [type(layer).__name__ for layer in layers if layer.weights] == ["Dense"]
 
 
@@ -211,7 +211,7 @@ def test_keras_3_names() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_keras_3_names_of_a_trained_model() -> None:
-    model = _compiled()
+    model = compiled_model()
     specs = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
     keras_optimizers.build_for_training(model, specs)
     assert model.optimizer.built
@@ -222,7 +222,7 @@ def test_keras_3_names_of_a_trained_model() -> None:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names() -> None:
-    model = _compiled()
+    model = compiled_model()
     assert int(model._train_counter) == int(model._test_counter) == 0
     assert callable(model.compiled_loss.build)
     assert callable(model.compiled_metrics.build)
@@ -253,7 +253,7 @@ def test_data_adapters_of_keras_3() -> None:
 
 def test_batches_that_keras_looks_at() -> None:
     data = _Batches()
-    generation().open_data(_compiled(), DataArguments(data))
+    generation().open_data(compiled_model(), DataArguments(data))
     assert data.read == list(range(generation().batches_looked_at()))
 
 
@@ -281,7 +281,7 @@ def test_data_adapters_of_keras_2() -> None:
     assert callable(
         keras_common.source_module("engine.training_utils").handle_partial_sample_weights
     )
-    handler = keras.DataHandler(_Batches(), model=_compiled())
+    handler = keras.DataHandler(_Batches(), model=compiled_model())
     assert isinstance(handler._adapter, keras.KerasSequenceAdapter)
     assert issubclass(keras.KerasSequenceAdapter, keras.GeneratorDataAdapter)
     assert isinstance(handler._dataset, tf.data.Dataset)
@@ -293,11 +293,11 @@ def test_data_adapters_of_keras_2() -> None:
     assert keras.select_data_adapter([1.0], None) is keras.ListsOfScalarsDataAdapter
     assert keras.select_data_adapter(np.ones(3), None) is keras.TensorLikeDataAdapter
     assert keras.select_data_adapter(tf.data.Dataset.range(3), None) is keras.DatasetAdapter
-    assert int(_compiled()._steps_per_execution.numpy()) == 1
+    assert int(compiled_model()._steps_per_execution.numpy()) == 1
 
 
 def test_compile_checks() -> None:
-    generation().check_compiled(_compiled(), "fit")
+    generation().check_compiled(compiled_model(), "fit")
     with pytest.raises((ValueError, RuntimeError), match="compile"):
         generation().check_compiled(tf.keras.Sequential([L.Dense(1)]), "evaluate")
 
@@ -311,7 +311,7 @@ def test_names_of_evaluate_and_predict() -> None:
     joined = keras_runs.join_batches([tf.ones([2, 3]), tf.ones([1, 3])])
     assert joined.shape == (3, 3)
     assert isinstance(keras_runs.join_batches([tf.ones([2, 3]), tf.ones([1, 2])]), tf.RaggedTensor)
-    model = _compiled()
+    model = compiled_model()
     keras_metrics.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert len(keras_optimizers.optimizer_variables(model.optimizer)) <= 2, "no slots"
     logs = {"mae": 2.0, "loss": 1.0}
@@ -391,7 +391,7 @@ def test_an_open_evaluation_can_be_forgotten() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_keras_3_names_of_losses_and_metrics() -> None:
-    model = _compiled()
+    model = compiled_model()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert callable(model._compile_loss._flat_losses[0].loss)
     assert callable(model._loss_tracker.update_state)
@@ -404,7 +404,7 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names_of_losses_and_metrics() -> None:
     assert callable(keras_common.source_module("utils.losses_utils").apply_mask)
-    model = _compiled()
+    model = compiled_model()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     losses = model.compiled_loss
     assert losses._user_losses == "mse"
@@ -421,7 +421,7 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
 
 
 def test_names_of_compiled_models() -> None:
-    model = _compiled()
+    model = compiled_model()
     assert model.jit_compile in (None, False)
     model.jit_compile = False
     assert keras_models.has_call(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from compiled_model import _compiled
+from compiled_model import compiled_model
 
 from nanotf.compat import (
     keras_common,
@@ -69,7 +69,7 @@ OPTIMIZERS = ["SGD", "Adam"]
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_variables(name: str) -> None:
-    model = _compiled()
+    model = compiled_model()
     model.compile(getattr(tf.keras.optimizers, name)(0.01), "mse")
     keras_optimizers.build_optimizer(model)
     found = keras_optimizers.optimizer_variables(model.optimizer)
@@ -81,20 +81,20 @@ def test_optimizer_variables(name: str) -> None:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2 alone has tf.keras.optimizers.legacy")
 def test_legacy_optimizer_variables() -> None:
-    model = _compiled()
+    model = compiled_model()
     model.compile(tf.keras.optimizers.legacy.Adam(0.01), "mse")
     keras_optimizers.build_optimizer(model)
     assert len(keras_optimizers.optimizer_variables(model.optimizer)) >= 5
 
 
 def test_model_variables_are_tensorflows() -> None:
-    model = _compiled()
+    model = compiled_model()
     model.build((None, 3))
     assert all(isinstance(v, tf.Variable) for v in generation().model_variables(model))
 
 
 def test_metrics_exist_before_the_first_step() -> None:
-    model = _compiled()
+    model = compiled_model()
     before = len(keras_metrics.metric_variables(model))
     keras_optimizers.build_for_training(
         model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2], tf.float32))

@@ -17,7 +17,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
-from compared_loops import OPTIMIZERS, _same, _train_both
+from compared_loops import OPTIMIZERS, assert_follows_one_process, train_both
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step, plain_train
 
@@ -32,14 +32,14 @@ L = tf.keras.layers
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.both_generations
 def test_follows_one_process(run_on: Any, float64: None, optimizer: str) -> None:
-    _train_both(run_on, OPTIMIZERS[optimizer])
+    train_both(run_on, OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(33, 16), (35, 7), (1, 1), (3, 2)])
 @pytest.mark.both_generations
 def test_every_batch_size(run_on: Any, float64: None, rows: int, batch_size: int) -> None:
     # The last batch of 33 has one row, for two workers.
-    _train_both(run_on, data=lambda: loops.dataset(rows, batch_size))
+    train_both(run_on, data=lambda: loops.dataset(rows, batch_size))
 
 
 def test_without_data_or_model(run_on: Any) -> None:
@@ -51,11 +51,11 @@ def test_three_processes(float64: None) -> None:
         nanotf.plan(3)
     except nanotf.errors.PlacementError as error:
         pytest.skip(f"three workers need three cores: {error}")
-    _train_both(functools.partial(nano, num_processes=3))
+    train_both(functools.partial(nano, num_processes=3))
 
 
 def test_second_call_continues(run_on: Any, float64: None) -> None:
-    found, expected = _train_both(run_on, OPTIMIZERS["adam"])
+    found, expected = train_both(run_on, OPTIMIZERS["adam"])
     step = nano_multiprocessing(tf.function(plain_step))
     train = run_on()(plain_train)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_batch_normalization_and_dropout(run_on: Any, float64: None) -> None:
             made.get_weights(),
         )
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.both_generations

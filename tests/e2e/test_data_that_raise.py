@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from input_data import BATCH, KERAS_3, ROWS, Batches, PyDataset, _batches, _linear, _table
+from input_data import (
+    BATCH,
+    KERAS_3,
+    ROWS,
+    Batches,
+    PyDataset,
+    batches_of_digits,
+    linear_classifier,
+    table_of_classes,
+)
 from parity import digits, fit_both, small_cnn
 
 import nanotf
@@ -23,7 +32,7 @@ class Broken(Exception):
 
 
 def _breaking(batches: int) -> Iterator[Any]:
-    yield from itertools.islice(itertools.cycle(_batches()), batches)
+    yield from itertools.islice(itertools.cycle(batches_of_digits()), batches)
     raise Broken("in the middle")
 
 
@@ -163,16 +172,18 @@ def test_py_dataset_that_raises() -> None:
 
 def test_a_step_that_raises_while_more_batches_follow() -> None:
     """Workers report the error even if one of their threads waits for a generator's next batch."""
-    x, y = _table(16)
+    x, y = table_of_classes(16)
     batches = itertools.chain([(x, y)], itertools.repeat((x, y + 99)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
-        _linear().fit((b for b in batches), steps_per_epoch=50, verbose=0, num_processes=2)
+        linear_classifier().fit(
+            (b for b in batches), steps_per_epoch=50, verbose=0, num_processes=2
+        )
 
 
 # ------------------------------------------------------------------------------------- unequal rows
 def _pairs_of(x_rows: int, y_rows: int) -> tf.data.Dataset:
     """Returns batches of a table and of its labels, zipped: the last ones are short."""
-    x, y = (tf.data.Dataset.from_tensor_slices(part) for part in _table(40))
+    x, y = (tf.data.Dataset.from_tensor_slices(part) for part in table_of_classes(40))
     return tf.data.Dataset.zip((x.batch(x_rows), y.batch(y_rows)))
 
 
@@ -181,13 +192,13 @@ class _UnequalBatches(PyDataset):
         return 3
 
     def __getitem__(self, index: int) -> Any:
-        x, y = _table(16)
+        x, y = table_of_classes(16)
         return x, y[: 9 if index == 2 else 16]
 
 
 def _unequal(weights: int = 16) -> Iterator[Any]:
     """Yields good batches, then a batch whose labels or weights differ in rows from the inputs."""
-    x, y = _table(16)
+    x, y = table_of_classes(16)
     for _ in range(2):
         yield x, y, np.ones(16)
     yield x, y[: 9 if weights == 16 else 16], np.ones(weights)
@@ -208,7 +219,7 @@ UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
         **(two and {**two, "sharding": "data"}),
     ),
     "validation": lambda model, two: model.fit(
-        *_table(), validation_data=_pairs_of(16, 9), verbose=0, **two
+        *table_of_classes(), validation_data=_pairs_of(16, 9), verbose=0, **two
     ),
     "evaluate": lambda model, two: model.evaluate(_pairs_of(16, 9), verbose=0, **two),
 }
@@ -216,7 +227,7 @@ UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 
 def _weights_of_columns(model: Any, **two: int) -> None:
     """Fits with weights of three columns, which would broadcast over shares of three rows."""
-    model.fit(*_table(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two)
+    model.fit(*table_of_classes(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two)
 
 
 # Either the forward or the backward operation fails first, at random.
@@ -226,8 +237,8 @@ SHAPES_DIFFER = r"ncompatible shapes|must be equal|must have|squeeze"
 @pytest.mark.thorough
 @pytest.mark.both_generations
 def test_batches_of_unequal_rows_are_rejected() -> None:
-    model = _linear()
-    model.fit(*_table(), verbose=0, num_processes=2)
+    model = linear_classifier()
+    model.fit(*table_of_classes(), verbose=0, num_processes=2)
     pids = nanotf.worker_pids()
     for name, call in UNEQUAL.items():
         with pytest.raises(InvalidArgumentError, match="same number of rows"):
@@ -238,19 +249,19 @@ def test_batches_of_unequal_rows_are_rejected() -> None:
     with pytest.raises(type(of_keras.value), match=SHAPES_DIFFER):
         _weights_of_columns(model, num_processes=2)
     assert nanotf.worker_pids() == pids
-    fit_both(_linear, x=_table()[0], y=_table()[1])
+    fit_both(linear_classifier, x=table_of_classes()[0], y=table_of_classes()[1])
     assert nanotf.worker_pids() == pids
 
 
 @pytest.mark.both_generations
 def test_unequal_rows_that_keras_takes(float64: None) -> None:
     """Unused targets pass through unchanged; rows that cannot be divided are an error."""
-    model = _linear()
+    model = linear_classifier()
     expected = model.predict(_pairs_of(16, 9), verbose=0)
     found = model.predict(_pairs_of(16, 9), verbose=0, num_processes=2)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
-    x, y = _table(16)
+    x, y = table_of_classes(16)
     one_weight = tf.data.Dataset.from_tensors((x, y, np.ones(1)))
     model.fit(one_weight, verbose=0)
     with pytest.raises(ValueError, match=r"same number of rows.*\(16,\), \(1,\)\].*leave num_pro"):

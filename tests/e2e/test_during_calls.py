@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from failing_losses import FIT, _next_fit_works
+from failing_losses import FIT, assert_next_fit_works
 from parity import digits, small_cnn
 from processes import run_script
 
@@ -34,7 +34,7 @@ def test_keyboard_interrupt() -> None:
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)
     with pytest.raises(KeyboardInterrupt):
         small_cnn().fit(x, y, **FIT, epochs=50, callbacks=[callback])
-    _next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
+    assert_next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
 
 
 def test_interrupts_of_workers_alone() -> None:
@@ -65,7 +65,7 @@ def test_shutdown_in_a_callback() -> None:
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: nanotf.shutdown())
     with pytest.raises(NanoError, match=r"stay until .* Received: nanotf.shutdown\(\)"):
         small_cnn().fit(x, y, **FIT, epochs=2, callbacks=[callback])
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 @pytest.mark.thorough
@@ -90,7 +90,7 @@ def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.Monke
     monkeypatch.undo()
     assert int(model.optimizer.iterations) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 FORK_IN_CALLBACK = """

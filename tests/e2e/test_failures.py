@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from failing_losses import FIT, _failing_loss, _next_fit_works
+from failing_losses import FIT, assert_next_fit_works, failing_loss
 from parity import digits, small_cnn
 from waiting import wait_until
 
@@ -34,7 +34,7 @@ def test_loss_that_raises_in_a_worker() -> None:
     small_cnn().fit(x, y, **FIT)
     pids = nanotf.worker_pids()
     model = small_cnn()
-    model.compile("sgd", _failing_loss(_raise_now))
+    model.compile("sgd", failing_loss(_raise_now))
     before = model.get_weights()
     with pytest.raises(WorkerError, match="a loss of the user's") as caught:
         model.fit(x, y, **FIT)
@@ -47,7 +47,7 @@ def test_loss_that_raises_in_a_worker() -> None:
     assert isinstance(error, tf.errors.OpError)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
-    _next_fit_works(() if nanotf.worker_pids() == pids else pids)
+    assert_next_fit_works(() if nanotf.worker_pids() == pids else pids)
 
 
 def _loss_that_cannot_be_traced(y_true: Any, y_pred: Any) -> Any:
@@ -69,7 +69,7 @@ def test_loss_that_raises_while_it_is_traced() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert isinstance(copy, ValueError)
     assert (copy.rank, copy.args, str(copy)) == (error.rank, error.args, str(error))
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 def test_an_error_found_by_a_step_is_the_one_of_a_single_process() -> None:
@@ -97,7 +97,7 @@ def test_worker_that_ends_in_a_step(name: str) -> None:
     small_cnn().fit(x, y, **FIT)
     pids = nanotf.worker_pids()
     model = small_cnn()
-    model.compile("sgd", _failing_loss(action))
+    model.compile("sgd", failing_loss(action))
     with pytest.raises(WorkerDied, match=text) as caught:
         model.fit(x, y, **FIT)
     error = caught.value
@@ -107,7 +107,7 @@ def test_worker_that_ends_in_a_step(name: str) -> None:
     assert f"Worker {error.rank}" in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.rank, copy.pid, copy.signal) == (error.rank, error.pid, error.signal)
-    _next_fit_works(pids)
+    assert_next_fit_works(pids)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -132,7 +132,7 @@ def test_worker_killed_from_outside(rank: int) -> None:
     assert killed.is_set()
     assert caught.value.rank == rank
     assert caught.value.signal == signal.SIGKILL
-    _next_fit_works(tuple(pids))
+    assert_next_fit_works(tuple(pids))
 
 
 @pytest.mark.thorough
@@ -144,7 +144,7 @@ def test_worker_killed_between_fits() -> None:
     wait_until(lambda: not _is_running(pids[1]), "the worker is dead")
     small_cnn().fit(x, y, **FIT)
     assert not set(pids) & set(nanotf.worker_pids())
-    _next_fit_works(pids)
+    assert_next_fit_works(pids)
 
 
 def _is_running(pid: int) -> bool:
@@ -169,10 +169,10 @@ def _raise_unpicklable() -> None:
 def test_exception_that_cannot_be_pickled() -> None:
     x, y = digits(100)
     model = small_cnn()
-    model.compile("sgd", _failing_loss(_raise_unpicklable))
+    model.compile("sgd", failing_loss(_raise_unpicklable))
     with pytest.raises(WorkerError, match="needs two arguments"):
         model.fit(x, y, **FIT)
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 def test_dataset_that_raises_in_the_parent() -> None:
@@ -187,7 +187,7 @@ def test_dataset_that_raises_in_the_parent() -> None:
     )
     with pytest.raises(Exception, match="from the dataset"):
         small_cnn().fit(data, verbose=0, num_processes=2)
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 @pytest.mark.thorough
@@ -202,7 +202,7 @@ def test_secrets_reach_workers_but_no_log(
     def fail_with_its_length() -> None:
         raise ArithmeticError(f"{len(os.environ['SOME_SERVICE_TOKEN'])} characters")
 
-    model.compile("sgd", _failing_loss(fail_with_its_length))
+    model.compile("sgd", failing_loss(fail_with_its_length))
     with (
         caplog.at_level(logging.DEBUG, logger="nanotf"),
         pytest.raises(WorkerError, match="15 characters") as caught,
@@ -211,14 +211,14 @@ def test_secrets_reach_workers_but_no_log(
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in caplog.text
     monkeypatch.delenv("SOME_SERVICE_TOKEN")
-    _next_fit_works(())
+    assert_next_fit_works(())
 
 
 @pytest.mark.thorough
 def test_segfault_leaves_its_python_stack_in_the_log() -> None:
     x, y = digits(100)
     model = small_cnn()
-    model.compile("sgd", _failing_loss(_segfault))
+    model.compile("sgd", failing_loss(_segfault))
     with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
         model.fit(x, y, **FIT)
     assert "Fatal Python error: Segmentation fault" in str(caught.value)

@@ -14,7 +14,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
-from compared_loops import OPTIMIZERS, _same, _train_both
+from compared_loops import OPTIMIZERS, assert_follows_one_process, train_both
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step, plain_train
 
@@ -93,7 +93,7 @@ def test_objects_in_modules(
 
         return train(), made["mean"].result().numpy(), model.get_weights()
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
     with pytest.raises(ShippingError, match=r"'package_of_mine\.net', which leads to .*\.model"):
         run_on()(lambda: [net.forward(x) for x, _ in batches])()
 
@@ -238,7 +238,7 @@ def test_models_built_by_the_first_step(run_on: Any, float64: None) -> None:
         return Lazy()
 
     if hasattr(tf.keras, "Variable"):  # Keras 3
-        _train_both(run_on, OPTIMIZERS["adam"], model=make)
+        train_both(run_on, OPTIMIZERS["adam"], model=make)
         return
     # Keras 2 draws different initial weights inside and outside a tf.function.
     model, optimizer = make(), OPTIMIZERS["adam"]()
@@ -330,7 +330,7 @@ def test_models_without_configuration(run_on: Any, float64: None) -> None:
         made(loops.rows(2)[0])
         return made
 
-    _train_both(run_on, OPTIMIZERS["adam"], model=make)
+    train_both(run_on, OPTIMIZERS["adam"], model=make)
 
 
 def test_variables_without_keras(run_on: Any, float64: None) -> None:
@@ -368,6 +368,6 @@ def step(inputs, model, loss_object, optimizer):
     linecache.cache[path] = (len(source), None, source.splitlines(True), path)
     try:
         exec(compile(source, path, "exec"), cell)
-        _train_both(run_on, step=cell["step"])
+        train_both(run_on, step=cell["step"])
     finally:
         del linecache.cache[path]

@@ -8,7 +8,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
-from compared_loops import _same, _train_both
+from compared_loops import assert_follows_one_process, train_both
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step
 
@@ -98,7 +98,7 @@ def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) ->
         found = train(data, iter(data) if graph else ((x.numpy(), y.numpy()) for x, y in data))
         return found, model.get_weights()
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
@@ -132,7 +132,7 @@ def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
         samples = tf.data.Dataset.from_tensor_slices(loops.rows(35))
         return train(loops.dataset(35, 17), samples), model.get_weights()
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
@@ -222,4 +222,4 @@ def test_samples_without_batches(run_on: Any) -> None:
 
 def test_without_a_dataset(run_on: Any, float64: None) -> None:
     """All workers have the same rows, and train on their mean."""
-    _train_both(run_on, data=lambda: [loops.rows(12)] * 3)
+    train_both(run_on, data=lambda: [loops.rows(12)] * 3)

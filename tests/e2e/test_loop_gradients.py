@@ -9,7 +9,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
-from compared_loops import OPTIMIZERS, _same, _train_both
+from compared_loops import OPTIMIZERS, assert_follows_one_process, train_both
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step, plain_train
 
@@ -23,7 +23,7 @@ L = tf.keras.layers
 @pytest.mark.both_generations
 def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str) -> None:
     options = {} if reduction == "default" else {"reduction": reduction}
-    _train_both(
+    train_both(
         run_on,
         optimizer=lambda: tf.keras.optimizers.SGD(0.01),
         loss=lambda: cross_entropy(**options),
@@ -35,9 +35,9 @@ def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) ->
     def cosine(y_true: Any, y_pred: Any) -> Any:
         return tf.keras.losses.CosineSimilarity()(tf.cast(y_true, y_pred.dtype), y_pred[:, 0])
 
-    _train_both(run_on, loss=lambda: cosine)
+    train_both(run_on, loss=lambda: cosine)
     if is_keras_3():
-        _train_both(run_on, loss=lambda: lambda y, p: tf.keras.losses.Dice()(tf.one_hot(y, 3), p))
+        train_both(run_on, loss=lambda: lambda y, p: tf.keras.losses.Dice()(tf.one_hot(y, 3), p))
 
 
 def test_no_reduction(run_on: Any, float64: None) -> None:
@@ -51,7 +51,7 @@ def test_no_reduction(run_on: Any, float64: None) -> None:
         return loss
 
     none = {"reduction": "none"}
-    _train_both(run_on, loss=lambda: cross_entropy(**none), step=step)
+    train_both(run_on, loss=lambda: cross_entropy(**none), step=step)
 
 
 def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
@@ -81,10 +81,10 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
 
     y = loops.rows(4)[1]
     assert of_rows(y, np.zeros((4, 3))).shape == ()
-    _train_both(run_on, loss=lambda: with_more)
-    _train_both(run_on, loss=lambda: of_rows)
+    train_both(run_on, loss=lambda: with_more)
+    train_both(run_on, loss=lambda: of_rows)
     for graph in (True, False):
-        _train_both(run_on, loss=lambda: of_batch, graph=graph)
+        train_both(run_on, loss=lambda: of_batch, graph=graph)
 
 
 @pytest.mark.thorough
@@ -100,7 +100,7 @@ def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: N
             return tf.reduce_mean(tf.square(tf.cast(y_true, y_pred.dtype)[:, None] - y_pred))
 
     data = functools.partial(loops.dataset, 35, 17)
-    _train_both(run_on, loss=Overlap, data=data)
+    train_both(run_on, loss=Overlap, data=data)
 
     def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
         loss = tf.constant(0.0, tf.float64)
@@ -108,7 +108,7 @@ def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: N
             loss = plain_step(inputs, model, loss_object, optimizer)
         return loss
 
-    _train_both(run_on, loss=Mean, data=data, step=step)
+    train_both(run_on, loss=Mean, data=data, step=step)
 
 
 def test_losses_outside_steps(run_on: Any) -> None:
@@ -138,7 +138,7 @@ def test_sparse_gradients(run_on: Any, float64: None) -> None:
         ids, y = draw.integers(0, 11, (37, 4)).astype("int32"), draw.integers(0, 3, 37)
         return tf.data.Dataset.from_tensor_slices((ids, y)).batch(8)
 
-    _train_both(run_on, OPTIMIZERS["sgd"], model=model, data=data)
+    train_both(run_on, OPTIMIZERS["sgd"], model=model, data=data)
 
 
 @pytest.mark.both_generations
@@ -196,7 +196,7 @@ def test_gradients_are_those_of_the_global_batch(run_on: Any, float64: None) -> 
         found = train(loops.dataset(52, 17))
         return found, [v.numpy() for v in (*weights, *sums, factor)]
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -228,7 +228,7 @@ def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) 
 
         return train(loops.dataset(47, 16)), model.get_weights()
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -268,7 +268,7 @@ def test_gradients_of_losses_per_row(run_on: Any, float64: None, graph: bool) ->
 
         return train(loops.dataset(8, 5)), [v.numpy() for v in weights]
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.both_generations
@@ -319,13 +319,13 @@ def test_optimizers_inside_steps(run_on: Any, float64: None) -> None:
         counts = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
         return found, counts, [v.numpy() for v in weights]
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.both_generations
 def test_accumulation_and_loss_scaling(run_on: Any) -> None:
     if hasattr(tf.keras, "Variable"):  # Keras 3
-        _train_both(run_on, lambda: tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+        train_both(run_on, lambda: tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
     optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
     model, step = dense(), nano_multiprocessing(tf.function(plain_step))
     before = model.get_weights()
@@ -347,4 +347,4 @@ def test_variables_without_weight_decay(run_on: Any, float64: None) -> None:
         result.exclude_from_weight_decay(var_list=[made[-1].layers[-1].kernel])
         return result
 
-    _train_both(run_on, optimizer, model=model)
+    train_both(run_on, optimizer, model=model)

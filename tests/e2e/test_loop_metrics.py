@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import test_whole_batch_metrics as of_metrics
-from compared_loops import OPTIMIZERS, _same
+from compared_loops import OPTIMIZERS, assert_follows_one_process
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step
 
@@ -87,7 +87,7 @@ def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
 
         return train(loops.dataset(35, 17)), float(mean.result())
 
-    _same(run_on, program)
+    assert_follows_one_process(run_on, program)
 
 
 @pytest.mark.both_generations

@@ -9,7 +9,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
-from compared_loops import OPTIMIZERS, _train_both
+from compared_loops import OPTIMIZERS, train_both
 from compared_loops import run_on as run_on
 from loops import cross_entropy, dense, plain_step, plain_train
 
@@ -51,7 +51,7 @@ def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
 
 
 def test_step_without_tf_function(run_on: Any, float64: None) -> None:
-    _train_both(run_on, OPTIMIZERS["adam"], graph=False)
+    train_both(run_on, OPTIMIZERS["adam"], graph=False)
 
 
 @pytest.mark.parametrize("graph", [True, False])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from own_steps import BATCH, OwnStepOfMetrics, _data, assert_same_logs
+from own_steps import BATCH, OwnStepOfMetrics, assert_same_logs, data_of_steps
 from parity import assert_same_history
 
 from nanotf.compat.versions import is_keras_3
@@ -50,7 +50,7 @@ class LossOfOneOutput(Model):
 @pytest.mark.parametrize("first", ["fit", "evaluate"])
 def test_a_step_that_passes_one_of_two_outputs_to_the_loss(float64: None, first: str) -> None:
     """There is one loss to report, not one for each output that the model has."""
-    x, y = _data()
+    x, y = data_of_steps()
     results = []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -136,4 +136,4 @@ class OwnStepOfGradients(OwnStepOfMetrics):
 )
 def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
     """The last batch has no row for one of the workers."""
-    assert_same_logs(cls, *_data(), eagerly)
+    assert_same_logs(cls, *data_of_steps(), eagerly)

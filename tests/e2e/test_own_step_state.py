@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_steps import BATCH, Stepped, _data
+from own_steps import BATCH, Stepped, data_of_steps
 from parity import assert_same_state
 
 from nanotf.compat.versions import is_keras_3
@@ -59,7 +59,7 @@ def test_an_attribute_that_a_callback_sets(float64: None, eagerly: bool) -> None
         model = Weighted()
         model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "callbacks": [_Anneals()]}
-        losses.append(model.fit(*_data(), epochs=3, **fit, **arguments).history["loss"])
+        losses.append(model.fit(*data_of_steps(), epochs=3, **fit, **arguments).history["loss"])
         assert model.beta == 3.5
         models.append(model)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
@@ -98,13 +98,13 @@ def test_attributes_that_eager_steps_change(float64: None) -> None:
         model = Counting()
         model.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=True)
         given = {"batch_size": BATCH, "verbose": 0, **options}
-        history = model.fit(*_data(), shuffle=False, **given).history["loss"]
+        history = model.fit(*data_of_steps(), shuffle=False, **given).history["loss"]
         counts.append([model.steps])
-        results.append([history, model.evaluate(*_data(), **given)])
+        results.append([history, model.evaluate(*data_of_steps(), **given)])
         counts[-1].append(model.steps)
-        results[-1] += [model.predict(_data()[0], **given)]
+        results[-1] += [model.predict(data_of_steps()[0], **given)]
         counts[-1].append(model.steps)
-        results[-1] += [model.fit(*_data(), shuffle=False, **given).history["loss"]]
+        results[-1] += [model.fit(*data_of_steps(), shuffle=False, **given).history["loss"]]
         counts[-1].append(model.steps)
         models.append(model)
     assert counts[1] == counts[0]
@@ -137,7 +137,7 @@ def test_a_callback_draws_from_the_generator_of_the_step(float64: None) -> None:
 
         shows = tf.keras.callbacks.LambdaCallback(on_epoch_end=draw)
         given = {"batch_size": BATCH, "verbose": 0, "callbacks": [shows], **options}
-        losses = model.fit(*_data(), epochs=3, **given).history["loss"]
+        losses = model.fit(*data_of_steps(), epochs=3, **given).history["loss"]
         draw()
         results.append([losses, drawn])
         models.append(model)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_steps import BATCH, ROWS, WIDTH, Stepped, _data
+from own_steps import BATCH, ROWS, WIDTH, Stepped, data_of_steps
 from parity import assert_same_history, assert_same_state
 
 from nanotf.compat.versions import is_keras_3
@@ -98,7 +98,7 @@ class OwnStep(Model):
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("rows", [40, ROWS])
 def test_own_reductions(float64: None, name: str, rows: int) -> None:
-    x, y = _data()
+    x, y = data_of_steps()
     models, histories = [], []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -123,7 +123,7 @@ def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bo
 
     Keras 3 has a metric of that name anyway, and reports it instead.
     """
-    x, y = _data()
+    x, y = data_of_steps()
     histories, batches = [], []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -165,7 +165,7 @@ class OwnLoss(Model):
 
 
 def test_own_compute_loss(float64: None) -> None:
-    x, y = _data()
+    x, y = data_of_steps()
     models = []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -206,7 +206,7 @@ class OwnStepInside(OwnStep):
 
 @pytest.mark.parametrize("in_branch", [True, False])
 def test_optimizer_inside_an_own_step(float64: None, in_branch: bool) -> None:
-    x, y = _data()
+    x, y = data_of_steps()
     models = []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -253,7 +253,7 @@ def _distiller() -> Any:
 
 
 def test_an_optimizer_has_slots_only_for_the_variables_trained() -> None:
-    x, y = (values.astype(np.float32)[:40] for values in _data())
+    x, y = (values.astype(np.float32)[:40] for values in data_of_steps())
     found, expected = _distiller(), _distiller()
     for _ in range(2):
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from input_data import BATCH, ROWS, Batches, _batches, _both, _linear, _table
+from input_data import (
+    BATCH,
+    ROWS,
+    Batches,
+    batches_of_digits,
+    fit_both_on_new_data,
+    linear_classifier,
+    table_of_classes,
+)
 from parity import assert_same_history, digits, small_cnn
 
 import nanotf
@@ -56,12 +64,12 @@ DATASETS: dict[str, tuple[Callable[[], tf.data.Dataset], dict[str, Any]]] = {
 @pytest.mark.both_generations
 def test_datasets(float64: None, name: str) -> None:
     make, arguments = DATASETS[name]
-    _both(small_cnn, lambda: {"x": make()}, **arguments)
+    fit_both_on_new_data(small_cnn, lambda: {"x": make()}, **arguments)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_dataset_of_records(float64: None, tmp_path: pathlib.Path) -> None:
-    x, y = _table()
+    x, y = table_of_classes()
     for number in range(2):
         with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as file:
             for row, label in zip(x[number::2], y[number::2], strict=True):
@@ -75,13 +83,13 @@ def test_dataset_of_records(float64: None, tmp_path: pathlib.Path) -> None:
         files = tf.data.Dataset.list_files(str(tmp_path / "*.tfrecord"), shuffle=False)
         return files.interleave(tf.data.TFRecordDataset).map(parse).batch(16)
 
-    _both(_linear, lambda: {"x": make(), "validation_data": make()})
+    fit_both_on_new_data(linear_classifier, lambda: {"x": make(), "validation_data": make()})
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.thorough
 def test_dataset_of_lines(float64: None, tmp_path: pathlib.Path) -> None:
-    x, y = _table()
+    x, y = table_of_classes()
     path = tmp_path / "table.csv"
     np.savetxt(path, np.column_stack([x, y]), delimiter=",")
 
@@ -89,7 +97,9 @@ def test_dataset_of_lines(float64: None, tmp_path: pathlib.Path) -> None:
         *numbers, label = tf.io.decode_csv(line, [tf.constant(0.0, tf.float64)] * 5)
         return tf.stack(numbers), label
 
-    _both(_linear, lambda: {"x": tf.data.TextLineDataset(str(path)).map(parse).batch(16)})
+    fit_both_on_new_data(
+        linear_classifier, lambda: {"x": tf.data.TextLineDataset(str(path)).map(parse).batch(16)}
+    )
 
 
 # ----------------------------------------------------------------------------------------- sharding
@@ -122,7 +132,7 @@ def _unseeded() -> tf.data.Dataset:
 
 
 NOT_FOR_WORKERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "generator": (_batches, "only your process can read"),
+    "generator": (batches_of_digits, "only your process can read"),
     "py_dataset": (Batches, "only your process can read"),
     "from_generator": (lambda: _from_generator().batch(BATCH), "stateful"),
     "py_function": (lambda: _pairs().map(_scaled).batch(BATCH), "stateful"),

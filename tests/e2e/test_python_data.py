@@ -16,11 +16,11 @@ from input_data import (
     Batches,
     L,
     PyDataset,
-    _assert_rows_once,
-    _batches,
-    _both,
-    _linear,
-    _table,
+    assert_rows_once,
+    batches_of_digits,
+    fit_both_on_new_data,
+    linear_classifier,
+    table_of_classes,
 )
 from parity import assert_same_history, digits, small_cnn
 
@@ -36,9 +36,9 @@ keras_common.source_module(_ADAPTERS).get_worker_id_queue()
 @pytest.mark.parametrize("form", ["x, y", "x, y, w"])
 @pytest.mark.both_generations
 def test_generator(float64: None, form: str) -> None:
-    _both(
+    fit_both_on_new_data(
         lambda: small_cnn(weighted=form == "x, y, w"),
-        lambda: {"x": _batches(form, 3), "steps_per_epoch": 4},
+        lambda: {"x": batches_of_digits(form, 3), "steps_per_epoch": 4},
     )
 
 
@@ -46,7 +46,7 @@ def test_generator(float64: None, form: str) -> None:
 @pytest.mark.thorough
 def test_generator_without_steps(float64: None) -> None:
     # Keras 3 continues with the two batches that it peeked at, Keras 2 with none.
-    _both(small_cnn, lambda: {"x": _batches()})
+    fit_both_on_new_data(small_cnn, lambda: {"x": batches_of_digits()})
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -54,7 +54,7 @@ def test_generator_without_steps(float64: None) -> None:
 def test_generator_as_validation_data(float64: None) -> None:
     x, y = digits(80)
     # If batches differ, Keras's batches depend on how far TensorFlow reads ahead.
-    _both(
+    fit_both_on_new_data(
         small_cnn,
         lambda: {"x": x, "y": y, "validation_data": _endlessly(x[:9], y[:9])},
         validation_steps=3,
@@ -83,23 +83,23 @@ def test_generator_of_dicts(float64: None) -> None:
             x, y = random.normal(size=(7, 4)), random.normal(size=(7, 1))
             yield {"left": x, "right": y}, {"a": y, "b": -y}
 
-    _both(model, lambda: {"x": batches(), "steps_per_epoch": 5})
+    fit_both_on_new_data(model, lambda: {"x": batches(), "steps_per_epoch": 5})
 
 
 def test_generator_is_read_in_the_parent_and_not_far_ahead() -> None:
     read: list[int] = []
 
     def endless() -> Iterator[Any]:
-        x, y = _table(16)
+        x, y = table_of_classes(16)
         for number in itertools.count():
             read.append(os.getpid())
             yield x + number, y
 
     generator = endless()
-    _linear().fit(generator, steps_per_epoch=5, epochs=2, verbose=0, num_processes=2)
+    linear_classifier().fit(generator, steps_per_epoch=5, epochs=2, verbose=0, num_processes=2)
     assert set(read) == {os.getpid()}
     assert len(read) == 10, "no batch beyond those that the epochs need"
-    _linear().fit(generator, steps_per_epoch=5, verbose=0, num_processes=2)
+    linear_classifier().fit(generator, steps_per_epoch=5, verbose=0, num_processes=2)
     assert 15 <= len(read) <= 17, "Keras peeks at two batches"
 
 
@@ -113,12 +113,12 @@ def test_training_that_stops_early_does_not_read_the_generator_further() -> None
     read: list[int] = []
 
     def endless() -> Iterator[Any]:
-        x, y = _table(16)
+        x, y = table_of_classes(16)
         for number in itertools.count():
             read.append(number)
             yield x, y
 
-    _linear().fit(
+    linear_classifier().fit(
         endless(),
         steps_per_epoch=1000,
         epochs=2,
@@ -139,7 +139,7 @@ def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:
             for first in range(0, 23, 5):
                 yield ids[first : first + 5], ids[first : first + 5]
 
-    _assert_rows_once({"x": shuffled(), "steps_per_epoch": 5}, 23)
+    assert_rows_once({"x": shuffled(), "steps_per_epoch": 5}, 23)
 
 
 # ---------------------------------------------------------------------------------------- PyDataset
@@ -151,7 +151,7 @@ def _diaries(steps: int | None, **keywords: Any) -> list[list[str]]:
         diaries.extend([train.diary, validation.diary])
         return {"x": train, "validation_data": validation}
 
-    _both(small_cnn, data, steps_per_epoch=steps, epochs=3)
+    fit_both_on_new_data(small_cnn, data, steps_per_epoch=steps, epochs=3)
     return diaries
 
 
@@ -166,13 +166,13 @@ def test_py_dataset(float64: None, steps: int | None) -> None:
 
 @pytest.mark.thorough
 def test_py_dataset_shuffled_by_keras(float64: None) -> None:
-    _both(small_cnn, lambda: {"x": Batches()}, shuffle=True)
+    fit_both_on_new_data(small_cnn, lambda: {"x": Batches()}, shuffle=True)
 
 
 @pytest.mark.thorough
 def test_py_dataset_with_class_weight(float64: None) -> None:
     weight = {digit: 1.0 + digit for digit in range(10)}
-    _both(small_cnn, lambda: {"x": Batches(), "class_weight": weight})
+    fit_both_on_new_data(small_cnn, lambda: {"x": Batches(), "class_weight": weight})
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -210,7 +210,7 @@ def test_py_dataset_without_end(float64: None) -> None:
             random = np.random.default_rng(index)
             return random.normal(size=(9, 4)), random.integers(0, 3, 9)
 
-    _both(_linear, lambda: {"x": Endless()}, steps_per_epoch=4)
+    fit_both_on_new_data(linear_classifier, lambda: {"x": Endless()}, steps_per_epoch=4)
 
 
 @pytest.mark.thorough
@@ -223,4 +223,4 @@ def test_rows_of_a_shuffled_py_dataset_once_an_epoch(float64: None) -> None:
             ids = np.arange(1 + 5 * index, min(6 + 5 * index, 24), dtype="float64")[:, None]
             return ids, ids
 
-    _assert_rows_once({"x": Ids(), "shuffle": True}, 23)
+    assert_rows_once({"x": Ids(), "shuffle": True}, 23)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import tensorflow as tf
-from failing_losses import FIT, _failing_loss, _next_fit_works
+from failing_losses import FIT, assert_next_fit_works, failing_loss
 from parity import digits, small_cnn
 from processes import run_script
 from waiting import wait_until
@@ -125,7 +125,7 @@ def test_out_of_memory_for_a_workers_message(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(pool, "Block", refuse)
         with pytest.raises(OSError, match="no memory"):
             model.predict(x, verbose=0, num_processes=2)
-    _next_fit_works(pids)
+    assert_next_fit_works(pids)
 
 
 def test_idle_seconds_are_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_logs_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     nanotf.shutdown()
     x, y = digits(100)
     model = small_cnn()
-    model.compile("sgd", _failing_loss(_print_and_exit))
+    model.compile("sgd", failing_loss(_print_and_exit))
     with pytest.raises(WorkerDied, match="exited with code 3") as caught:
         model.fit(x, y, **FIT)
     assert "last words of a worker" in caught.value.log_tail
