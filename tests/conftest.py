@@ -6,7 +6,7 @@ warm pool is the same, the file descriptors are also unchanged; after the sessio
 
 `--cases N` runs N cases of a parametrized end-to-end test instead of all, the same cases each time.
 Tests marked `every_case` run whole. `--of-each-file N` draws N tests of each file in the same way.
-`--part 1/2` runs every second test file, `--part 2/2` the rest.
+`--part 1/2` runs every second test file of each folder, `--part 2/2` the rest.
 """
 
 from __future__ import annotations
@@ -70,9 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = directory.name
 
 
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Takes every N-th file of a folder with `--part`; the others are not even imported."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted(collection_path.parent.glob("test_*.py"))
+    of_others = collection_path in files and files.index(collection_path) % parts != part - 1
+    return of_others or None
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _take_part(config, items)
     _sample(config, items)
     _draw_of_each_file(config, items)
     items.sort(key=_pool_wanted)
@@ -90,13 +97,6 @@ def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
 def _is_grpc(item: pytest.Item) -> bool:
     values = getattr(getattr(item, "callspec", None), "params", {}).values()
     return any(isinstance(value, str) and value == "grpc" for value in values)
-
-
-def _take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the files selected by `--part`: every N-th, in alphabetical order."""
-    part, parts = map(int, config.getoption("--part").split("/"))
-    files = sorted({item.path for item in items})[part - 1 :: parts]
-    _deselect(config, items, {item for item in items if item.path not in files})
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
