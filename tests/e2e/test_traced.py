@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state
 
-import nanotf
 from nanotf.keras import Model, Sequential
+from nanotf.pool import warm
 
 pytestmark = pytest.mark.both_generations
 
@@ -62,7 +62,7 @@ def test_a_change_between_two_calls_changes_no_trace(what: str, ends: bool) -> N
         found = [model.fit(X, Y, validation_data=(X, Y), **calls).history]
         _change(model, what)
         if ends and workers:
-            nanotf.shutdown()
+            warm.end_pool()
         found.append(model.fit(X, Y, validation_data=(X, Y), **calls).history)
         found.append({"loss": [model.evaluate(X, Y, **calls, return_dict=True)["loss"]]})
         found.append({"sum": [float(np.sum(model.predict(X, **calls)))]})

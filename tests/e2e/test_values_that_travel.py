@@ -10,9 +10,9 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, numbers
 from travels import FIT, with_layer
 
-import nanotf
 from nanotf import nano
 from nanotf.keras import Model
+from nanotf.pool import warm
 
 pytestmark = pytest.mark.both_generations
 
@@ -134,7 +134,7 @@ def test_an_optimizer_that_new_workers_get(float64: None) -> None:
         run = train if size is None else nano(num_processes=size)(train)
         first = run(batches, dense, optimizer)
         if size is not None:
-            nanotf.shutdown()
+            warm.end_pool()
         losses.append([*first, *run(batches, dense, optimizer), *run(batches, dense, optimizer)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
 
