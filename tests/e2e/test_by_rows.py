@@ -149,7 +149,9 @@ def test_wrong_declarations(layer: Callable[[], Any], raised: Any, said: str) ->
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("rows", "policy"), [(9, "mixed_bfloat16"), (1, None)])
+@pytest.mark.parametrize(
+    ("rows", "policy"), [(9, "mixed_bfloat16"), pytest.param(1, None, marks=pytest.mark.thorough)]
+)
 def test_beside_the_usual(rows: int, policy: str | None) -> None:
     """Mixed precision, of which NumPy does not know the dtype; a worker without rows."""
     x, y = data(rows)

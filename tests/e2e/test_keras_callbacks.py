@@ -64,6 +64,7 @@ def test_a_legacy_optimizer_follows_its_schedule(float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.thorough
 def test_reduce_on_plateau(float64: None) -> None:
     x, y = digits(200)
 
@@ -148,6 +149,7 @@ def test_best_checkpoint_of_epochs(float64: None, tmp_path: pathlib.Path) -> Non
     assert_same_state(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_csv_logger_writes_one_line_per_epoch(float64: None, tmp_path: pathlib.Path) -> None:
     paths = [tmp_path / "plain.csv", tmp_path / "ours.csv"]
     todo = iter(paths)

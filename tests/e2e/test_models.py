@@ -415,6 +415,7 @@ def test_init_that_empties_its_argument_and_compile_that_makes_a_metric(
     fit_both(make, x=x, y=x.sum(axis=1, keepdims=True), batch_size=20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_variables_frozen_one_by_one(float64: None, optimizer: str) -> None:
     if not is_keras_3():
