@@ -15,6 +15,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nanotf import tracebacks
+
 
 class NanoError(Exception):
     """Base class of all nanotf exceptions.
@@ -86,7 +88,12 @@ class WorkerError(NanoError, RuntimeError):
         what: str, the event without its consequences; if empty, `message` is used.
         partition: int or None, the part of a model that it held (`nanotf.smp`).
         index: int or None, the item of `nanotf.map` that failed.
+
+    Attributes:
+        original: the worker's exception, or None if it raised none or could not be sent.
     """
+
+    original: BaseException | None = None
 
     def __init__(
         self,
@@ -135,10 +142,12 @@ class WorkerError(NanoError, RuntimeError):
         )
 
     def __str__(self) -> str:
-        parts = [self.message]
-        if self.remote_traceback:
+        parts, whole = [self.message], tracebacks.shows_whole()
+        if self.remote_traceback and whole:
             parts.append(f"Traceback in the worker:\n{self.remote_traceback.rstrip()}")
-        if self.log_tail:
+        elif self.remote_traceback:
+            parts.append(f"{tracebacks.VARIABLE}=full shows the whole traceback.")
+        if self.log_tail and (whole or not self.remote_traceback):
             parts.append(f"Last lines of its log:\n{self.log_tail.rstrip()}")
         return "\n\n".join(parts)
 
@@ -147,10 +156,11 @@ def catchable_as(error: WorkerError, original: BaseException | None, message: st
     """Makes a `WorkerError` that can also be caught as the class of the worker's exception.
 
     Its class derives from both classes. It has the `args` and attributes of `original`; attributes
-    of `WorkerError` win where names are equal. `original` is its `__cause__`.
+    of `WorkerError` win where names are equal. Its attribute `original` is `original`; as
+    `__cause__` Python would print it above the error, which says all that it says.
 
     Args:
-        error: the error to report. Its `__cause__` is set to `original`, too.
+        error: the error to report. Its `original` is set, too.
         original: the exception that a worker raised, or None if it could not be sent.
         message: str, the error's new message.
 
@@ -158,7 +168,7 @@ def catchable_as(error: WorkerError, original: BaseException | None, message: st
         The new error, or `error` if no class can derive from both: Python lays out their objects
         differently, `original` is no `Exception`, or its class does not allow it.
     """
-    error.__cause__ = original
+    error.original = original
     # A generator that raises StopIteration or StopAsyncIteration gives it a special meaning.
     if not isinstance(original, Exception) or isinstance(
         original, (StopIteration, StopAsyncIteration, WorkerError)
@@ -189,7 +199,7 @@ def _both(kind: type[WorkerError], original: Exception, arguments: tuple[Any, ..
                 with contextlib.suppress(AttributeError, TypeError):
                     setattr(made, name, getattr(original, name))
     made.args = original.args
-    made.__cause__ = original
+    made.original = original
     return made
 
 

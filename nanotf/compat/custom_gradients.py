@@ -15,19 +15,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from nanotf.compat.replacements import Override, install
+from nanotf.compat.replacements import Override
 
 _names: set[str] = set()  # of custom gradients that are not registered yet
-
-
-def end_with_graphs() -> None:
-    """Makes the custom gradients of functions traced from now on end with their graphs.
-
-    A worker finds this done by the process that forked it: to look through all modules takes time,
-    and a copy of every page that holds an object.
-    """
-    if not all(row.is_installed() for row in TABLE):
-        install(TABLE, None)
 
 
 def _generate_name(stock: Callable[[], str], _: Any) -> Callable[[], str]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from nanotf.compat import keras_common, keras_models, keras_steps
 from nanotf.errors import InvalidArgumentTypeError
+from nanotf.tracebacks import raising_at_the_call
 
 _KerasModel: Any = keras_models.model_class()
 _KerasSequential: Any = keras_models.sequential_class()
@@ -46,6 +47,7 @@ def _taking_ours(name: str, own: Any) -> Any:
 def _taking_passed(ours: Any) -> Any:
     """Decorates a method of `Accelerated`, which gets what `_taking_ours` passes."""
 
+    @raising_at_the_call
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         passed = _passed.get().get((id(self), ours.__name__), {})

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import sys
 import time
@@ -26,12 +25,10 @@ from nanotf.errors import (
     NanoError,
     ShippingError,
     WorkerError,
-    catchable_as,
 )
-from nanotf.parent import defaults, warned
+from nanotf.parent import defaults, failures, warned
 from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import interrupts
-from nanotf.pool.handles import Worker
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.report import call_report
@@ -53,26 +50,6 @@ def show(message: messages.Printed) -> None:
     if stream is not None:  # as in a daemon, where `print` does nothing
         stream.write(message.text)
         stream.flush()
-
-
-def failure_of(
-    worker: Worker, message: messages.OrderFailed, where: str = "", index: int | None = None
-) -> WorkerError:
-    """Returns the exception for a call that raised in a worker, of the original class if possible.
-
-    Args:
-        where: the item, in front of the sentence; empty for a call.
-        index: of an item; None for a call.
-    """
-    who = f"{where}Worker {message.rank} ({worker.where()}) raised"
-    error = worker.error(
-        WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback, index=index
-    )
-    try:
-        original = pickle.loads(message.exception) if message.exception else None
-    except Exception:
-        original = None
-    return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
 
 
 def seed_of_user(number: int) -> int:
@@ -155,10 +132,10 @@ class Call:
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
         """Returns the exception for a call that raised in a worker."""
-        error = failure_of(self.workers.workers[message.rank], message)
-        cause = error.__cause__
+        error = failures.failure_of(self.workers.workers[message.rank], message)
+        original = error.original
         # These say all that there is to say; where nanotf's own code raised them helps nobody.
-        return cause if isinstance(cause, (DivergedError, ShippingError)) else error
+        return original if isinstance(original, (DivergedError, ShippingError)) else error
 
     def collect(self) -> None:
         """Handles that all workers have ended the call; its blocks still exist."""

@@ -18,8 +18,10 @@ from typing import Any
 
 from nanotf.searching.requirement import require_optuna
 from nanotf.searching.result import SearchResult
+from nanotf.tracebacks import raising_at_the_call
 
 
+@raising_at_the_call
 def search(
     build: Callable[..., Any],
     space: Mapping[str, Any],

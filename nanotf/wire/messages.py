@@ -255,7 +255,9 @@ class OrderFailed(Message):
 
     order: int
     rank: int
-    summary: str  # the exception in one line
+    kind: str  # the name of the exception's class
+    reason: str  # its text, without TensorFlow's stacks
+    code: str  # the user's lines in which it occurred, as in a traceback; empty if there are none
     traceback: str
     exception: bytes = b""  # the pickled exception; empty if it cannot be pickled
     failure: Failure | None = None  # of the collective that raised (only with transport "shm")

@@ -43,11 +43,22 @@ def _setup(
     return made
 
 
+def replace_for_life() -> None:
+    """Replaces what must differ in TensorFlow for as long as a worker lives, whatever it runs.
+
+    A worker finds this done by the process that forked it: to look through all modules takes time,
+    and a copy of every page that holds an object.
+    """
+    from nanotf.compat import custom_gradients, replacements, step_errors
+
+    table = (*custom_gradients.TABLE, *step_errors.TABLE)
+    if not all(row.is_installed() for row in table):
+        replacements.install(table, None)
+
+
 def _session(transport: str) -> Any:
     """Returns the class of a worker's session; imports TensorFlow."""
-    from nanotf.compat import custom_gradients
-
-    custom_gradients.end_with_graphs()  # calls trace new models for as long as the process lives
+    replace_for_life()
     if transport == NO_TRANSPORT:
         from nanotf.worker import item_session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 
-from nanotf.compat import autograph
+from nanotf.compat import autograph, step_errors
 from nanotf.errors import NanoError
 from nanotf.shipping.objects import pickling
 from nanotf.wire import messages
@@ -22,4 +22,5 @@ def order_failed(order: int, rank: int, error: BaseException) -> messages.OrderF
     except BaseException:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return messages.OrderFailed(order, rank, f"{type(error).__name__}: {error}", text, pickled)
+    reason, code = step_errors.reason(error), step_errors.users_lines(error)
+    return messages.OrderFailed(order, rank, type(error).__name__, reason, code, text, pickled)

@@ -144,14 +144,13 @@ def main(arguments: list[str]) -> int:
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
-            from nanotf.compat import custom_gradients
             from nanotf.worker import (  # noqa: F401, for the forks to find
                 item_session,
                 reading_session,
                 session,
             )
 
-            custom_gradients.end_with_graphs()
+            life.replace_for_life()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     gc.enable()
     try:

@@ -32,6 +32,7 @@ from nanotf.compat import (
     keras_optimizers,
     keras_runs,
     one_replica,
+    step_errors,
     values,
     versions,
 )
@@ -482,7 +483,8 @@ def heap_of(value: Any) -> Any:
     return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 
-REPLACED = [row for row in (*overrides.TABLE, *custom_gradients.TABLE) if row.applies()]
+TABLES = (*overrides.TABLE, *custom_gradients.TABLE, *step_errors.TABLE)
+REPLACED = [row for row in TABLES if row.applies()]
 
 
 @pytest.mark.every_case

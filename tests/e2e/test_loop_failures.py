@@ -158,7 +158,7 @@ def test_exception_on_one_rank(transport: str) -> None:
     with pytest.raises(errors.WorkerError, match="in the third step") as caught:
         train(model, *rest, step)
     assert caught.value.rank == 1
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(caught.value.original, ZeroDivisionError)
     assert "number == 2 and nanotf.rank() == 1" in caught.value.remote_traceback or (
         'raise ZeroDivisionError("in the third step")' in caught.value.remote_traceback
     )
@@ -267,7 +267,7 @@ def test_a_users_exception_is_not_classified_by_its_text(text: str) -> None:
         train(dense(), loops.dataset(), text)
     assert isinstance(caught.value, errors.WorkerError)
     assert not isinstance(caught.value, errors.WorkerStuck)
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(caught.value.original, ValueError)
     assert "@nano_multiprocessing" not in str(caught.value)
 
 

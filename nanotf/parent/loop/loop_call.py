@@ -51,6 +51,7 @@ from nanotf.shipping import orders, summaries
 from nanotf.shipping.data import streams
 from nanotf.shipping.objects import attributes, identities, mutables, programs, whole
 from nanotf.shipping.state import SharedVariables, StateLayout
+from nanotf.tracebacks import raising_at_the_call
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -118,6 +119,7 @@ def nano(
         if where.has_workers:
             _check_returns(function)
 
+        @raising_at_the_call
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             value = call_somewhere(*args, **kwargs)
@@ -362,7 +364,7 @@ class _LoopCall(calls.Call):
     def failure(self, message: messages.OrderFailed) -> BaseException:
         self.manifest.forget()  # workers may have changed their objects before one failed
         error = super().failure(message)
-        parted = self._parted(message, error.__cause__)
+        parted = self._parted(message, getattr(error, "original", None))
         if parted is None:
             return error
         parted.__cause__ = error

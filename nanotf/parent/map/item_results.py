@@ -13,6 +13,7 @@ from nanotf.errors import NanoError, WorkerError
 from nanotf.parent.map.item_run import ItemRun, Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping.objects import whole
+from nanotf.tracebacks import raising_at_the_call
 
 END_SECONDS = 60.0  # limit for the workers of an interrupted call to end
 
@@ -44,6 +45,7 @@ class Results(Iterator[Any]):
     def __iter__(self) -> Results:
         return self
 
+    @raising_at_the_call
     def __next__(self) -> Any:
         if self._passed == self._count:
             self.close()
@@ -61,6 +63,7 @@ class Results(Iterator[Any]):
             self.close()  # the pool is free when the last result is there
         return value
 
+    @raising_at_the_call
     def all(self) -> list[Any]:
         """Returns all results that are left, in their order.
 

@@ -21,10 +21,12 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.shipping import orders
 from nanotf.shipping.objects import whole
 from nanotf.shipping.objects.packing import Packer
+from nanotf.tracebacks import raising_at_the_call
 
 _NO_TERMINAL = {"stdout": False, "stderr": False}
 
 
+@raising_at_the_call
 def map(
     function: Callable[..., Any],
     items: Iterable[Any],
@@ -107,6 +109,7 @@ def map(
         return results.all()
 
 
+@raising_at_the_call
 def imap(
     function: Callable[..., Any],
     items: Iterable[Any],

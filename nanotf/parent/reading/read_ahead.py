@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import pickle
 import random
 import threading
 import time
@@ -29,7 +28,8 @@ from nanotf.compat.generation import generation
 from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
-from nanotf.errors import WorkerError, catchable_as
+from nanotf.errors import WorkerError
+from nanotf.parent.failures import worker_raised
 from nanotf.parent.reading.batch_readers import BatchReaders, Published, ReadBatch
 from nanotf.shipping import orders
 from nanotf.shipping.data import datasets
@@ -204,14 +204,8 @@ class DatasetToRead:
 
     def _raised(self, index: int, answer: ReadBatch) -> WorkerError:
         """Returns the exception of `__getitem__`, with the index."""
-        message = answer.found
-        try:
-            original = pickle.loads(message.exception) if message.exception else None
-        except Exception:  # the user's class may not unpickle here
-            original = None
-        where = f"{_name(self.dataset)}.__getitem__({index}), in {answer.where},"
-        error = WorkerError(f"{where} raised {message.summary}", remote_traceback=message.traceback)
-        return catchable_as(error, original, f"{original}\n\n{where} raised {message.summary}.")
+        who = f"{_name(self.dataset)}.__getitem__({index}), in {answer.where},"
+        return worker_raised(WorkerError(""), answer.found, who)
 
 
 def _name(dataset: Any) -> str:

@@ -1,0 +1,127 @@
+"""Why a step failed, and the user's lines that it failed in (identical in TensorFlow 2.15 to 2.21).
+
+An error of an operation in a graph has one text: the stack of the operation's definition, most of
+it TensorFlow's, and at its end the reason. `InterpolateRuntimeError.interpolate` makes the text;
+here it also notes what it made it from. AutoGraph puts the user's stack into the texts of errors
+that occur while it traces, and keeps what it made them from in `ag_error_metadata`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import linecache
+import pathlib
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nanotf import tracebacks
+from nanotf.compat.replacements import Override
+
+_STANDARD = pathlib.Path(sysconfig.get_path("stdlib"))
+_SITES = ("site-packages", "dist-packages")  # folders in it that are not Python's
+_SHOWN = 5  # frames
+
+# By the text of an error, the reason and the frames that it was made from; the last few.
+_noted: collections.OrderedDict[str, tuple[str, list[traceback.FrameSummary]]]
+_noted = collections.OrderedDict()
+_KEPT = 8
+
+
+def reason(error: BaseException) -> str:
+    """Returns the text of an error, without the stacks that TensorFlow has put into it."""
+    source, text = _source(error), str(error)
+    return text.replace(str(source).strip(), _own_reason(source))
+
+
+def users_lines(error: BaseException) -> str:
+    """Returns the frames of the user's code in which an error occurred, as Python prints them.
+
+    The last ones come last; empty if none is the user's.
+    """
+    source = _source(error)
+    frames: list[traceback.FrameSummary] = list(traceback.extract_tb(source.__traceback__))
+    if (metadata := _of_autograph(source)) is not None:
+        # In place of frames of the converted code, whose files are gone.
+        found = [
+            traceback.FrameSummary(f.filename, f.lineno, f.function_name, line=f.code)
+            for f in reversed(metadata.translated_stack)
+        ]
+        frames = [frame for frame in frames if pathlib.Path(frame.filename).exists()] + found
+    elif (noted := _of_step(source)) is not None:
+        frames += noted[1]
+    users = [frame for frame in frames if _is_users(frame.filename)]
+    return "".join(traceback.format_list(users[-_SHOWN:])).rstrip()
+
+
+def _source(error: BaseException) -> BaseException:
+    """Returns the error whose text has a stack. Keras replaces it with one that has its text."""
+    found: BaseException | None = error
+    while found is not None:
+        if _of_autograph(found) is not None or _of_step(found) is not None:
+            return found
+        found = found.__context__ if found.__suppress_context__ else None
+    return error
+
+
+def _own_reason(error: BaseException) -> str:
+    if (metadata := _of_autograph(error)) is not None:
+        return str(metadata.cause_message).removeprefix(f"{type(error).__name__}: ").strip()
+    noted = _of_step(error)
+    return str(error).strip() if noted is None else noted[0]
+
+
+def _of_autograph(error: BaseException) -> Any:
+    return getattr(error, "ag_error_metadata", None)
+
+
+def _of_step(error: BaseException) -> tuple[str, list[traceback.FrameSummary]] | None:
+    message = getattr(error, "message", None)  # of any kind, in a user's class
+    return _noted.get(message) if isinstance(message, str) else None
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<") and filename not in linecache.cache:  # frozen or built-in code
+        return False
+    path = pathlib.Path(filename)
+    if path.is_relative_to(_STANDARD):
+        return path.relative_to(_STANDARD).parts[0] in _SITES
+    return not (tracebacks.is_nanotfs(filename) or tracebacks.is_beneath(filename))
+
+
+def _interpolate(stock: Callable[..., str], _: Any) -> Callable[..., str]:
+    @functools.wraps(stock)
+    def interpolate(self: Any, message: str, node_names: Any, graph_debug_info: Any) -> str:
+        text = stock(self, message, node_names, graph_debug_info)
+        _noted[text] = message.strip(), _frames_of(node_names, graph_debug_info)
+        while len(_noted) > _KEPT:
+            _noted.popitem(last=False)
+        return text
+
+    return interpolate
+
+
+def _frames_of(nodes: Iterable[str], graph_debug_info: Any) -> list[traceback.FrameSummary]:
+    """Returns the frames in which the first node that has some was defined."""
+    from tensorflow.python.util import tf_stack
+
+    traces = tf_stack.LoadTracesFromDebugInfo(graph_debug_info)
+    for node in nodes:
+        if node in traces:
+            return [
+                traceback.FrameSummary(frame.filename, frame.lineno, frame.name)
+                for frame in traces[node]
+            ]
+    return []
+
+
+TABLE = (
+    Override(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:"
+        "InterpolateRuntimeError.interpolate",
+        "errors of steps say the reason first, and the user's lines",
+        _interpolate,
+    ),
+)

@@ -1,0 +1,69 @@
+"""Which frames of a traceback are shown: the user's, not those of the packages beneath."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+VARIABLE = "NANOTF_TRACEBACK"  # "full": errors have all frames, workers' tracebacks and logs
+_OWN = pathlib.Path(__file__).parent
+_BENEATH = ("tensorflow", "keras", "tf_keras")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def shows_whole() -> bool:
+    """Returns True if NANOTF_TRACEBACK is "full"."""
+    return os.environ.get(VARIABLE) == "full"
+
+
+def raising_at_the_call(function: _Function) -> _Function:
+    """Decorates a function that users call: its tracebacks have the frames of the user's code.
+
+    They end at the user's call, or in code of the user's that was called from there, as a callback.
+    In a worker they are whole: `WorkerError.remote_traceback` has them.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if shows_whole() or "NANOTF_RANK" in os.environ:
+                raise
+            raise error.with_traceback(_of_users(error.__traceback__))  # noqa: B904
+
+    return cast("_Function", call)
+
+
+def _of_users(found: types.TracebackType | None) -> types.TracebackType | None:
+    if found is None:
+        return None
+    rest = _of_users(found.tb_next)
+    filename = found.tb_frame.f_code.co_filename
+    if is_nanotfs(filename) or (_filters() and is_beneath(filename)):
+        return rest
+    return types.TracebackType(rest, found.tb_frame, found.tb_lasti, found.tb_lineno)
+
+
+def _filters() -> bool:
+    """Returns True unless the user wants TensorFlow's frames."""
+    tf = sys.modules.get("tensorflow")
+    return tf is None or bool(tf.debugging.is_traceback_filtering_enabled())
+
+
+def is_nanotfs(filename: str) -> bool:
+    """Returns True for a file of this package."""
+    return pathlib.Path(filename).is_relative_to(_OWN)
+
+
+def is_beneath(filename: str) -> bool:
+    """Returns True for a file of TensorFlow or Keras."""
+    path = pathlib.Path(filename)
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _BENEATH]
+    return any(path.is_relative_to(pathlib.Path(f).parent) for f in files if f is not None)
