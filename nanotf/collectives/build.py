@@ -25,7 +25,7 @@ from pathlib import Path
 COMPILERS = ("c++", "g++", "clang++")
 # The package ziglang has clang and all headers. Its own default is the processor of this machine,
 # but pip keeps wheels, and images move. -s strips 7 MB of symbols of its C++ library.
-_ZIG = ("-m", "ziglang", "c++", "-mcpu=baseline", "-s")
+_ZIG = ("c++", "-mcpu=baseline", "-s")
 _SECONDS = 1800  # for a command: zig, on a busy machine, compiles its C++ library before it links
 SOURCES = Path(__file__).with_name("native")
 
@@ -56,8 +56,9 @@ def compiler() -> list[str]:
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, *_ZIG]
+    package = importlib.util.find_spec("ziglang")
+    if package is not None and package.origin is not None:
+        return [os.fspath(Path(package.origin).with_name("zig")), *_ZIG]
     raise BuildError(
         f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH, and no "
         "package ziglang. `pip install ziglang`, or install a compiler, or set CXX."

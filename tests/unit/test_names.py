@@ -11,7 +11,7 @@ import signal
 import pytest
 
 import nanotf
-from nanotf import errors
+from nanotf import errors, tracebacks
 
 BASES = {
     "InvalidArgumentError": ValueError,
@@ -65,7 +65,7 @@ def test_every_exception_derives_from_nano_error_and_a_builtin() -> None:
         assert issubclass(kind, BASES[name]), name
 
 
-def test_worker_error_survives_a_pickle() -> None:
+def test_worker_error_survives_a_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     error = errors.WorkerDied(
         "It ended.",
         rank=1,
@@ -80,6 +80,9 @@ def test_worker_error_survives_a_pickle() -> None:
     assert type(copy) is errors.WorkerDied
     assert vars(copy) == vars(error)
     assert str(copy) == str(error)
+    assert str(copy).startswith("It ended.")
+    assert "last words" not in str(copy), "a traceback says more"
+    monkeypatch.setenv(tracebacks.VARIABLE, "full")
     for part in ("It ended.", "Traceback ...", "last words"):
         assert part in str(copy)
 
