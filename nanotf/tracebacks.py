@@ -1,4 +1,4 @@
-"""Which frames of a traceback are shown: the user's, not those of the packages beneath."""
+"""Tracebacks with the user's frames, without those of the packages beneath."""
 
 from __future__ import annotations
 

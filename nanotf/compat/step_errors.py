@@ -1,9 +1,9 @@
-"""Why a step failed, and the user's lines that it failed in (identical in TensorFlow 2.15 to 2.21).
+"""The reason of an error, and the user's lines in which it occurred (TensorFlow 2.15 to 2.21).
 
 An error of an operation in a graph has one text: the stack of the operation's definition, most of
-it TensorFlow's, and at its end the reason. `InterpolateRuntimeError.interpolate` makes the text;
-here it also notes what it made it from. AutoGraph puts the user's stack into the texts of errors
-that occur while it traces, and keeps what it made them from in `ag_error_metadata`.
+it TensorFlow's, and at its end the reason. The function that makes the text (`TABLE`) here also
+notes what it made it from. AutoGraph puts the user's stack into the texts of errors that occur
+while it traces, and keeps what it made them from in `ag_error_metadata`.
 """
 
 from __future__ import annotations

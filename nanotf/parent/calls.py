@@ -26,7 +26,7 @@ from nanotf.errors import (
     ShippingError,
     WorkerError,
 )
-from nanotf.parent import defaults, failures, warned
+from nanotf.parent import defaults, warned, worker_errors
 from nanotf.parent.reading.fit_data import Stream
 from nanotf.pool import interrupts
 from nanotf.pool.pool import Pool, explaining_few_descriptors
@@ -132,7 +132,7 @@ class Call:
 
     def failure(self, message: messages.OrderFailed) -> BaseException:
         """Returns the exception for a call that raised in a worker."""
-        error = failures.failure_of(self.workers.workers[message.rank], message)
+        error = worker_errors.failure_of(self.workers.workers[message.rank], message)
         original = error.original
         # These say all that there is to say; where nanotf's own code raised them helps nobody.
         return original if isinstance(original, (DivergedError, ShippingError)) else error

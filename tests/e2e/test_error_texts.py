@@ -1,4 +1,4 @@
-"""What a user reads when a step, an item or a function fails: the reason, and the user's lines."""
+"""Texts of errors of a step, an item or a function: the reason, and the user's lines."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import numpy as np
 from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
-from nanotf.parent import calls, failures
+from nanotf.parent import calls, worker_errors
 from nanotf.pool import interrupts, warm
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.plans import AnyPlan
@@ -199,7 +199,9 @@ class ItemRun:
 
     def _on_failed(self, pool: ItemPool, rank: int, message: Any) -> None:
         index = self._running[rank]
-        error = failures.failure_of(pool.workers[rank], message, f"{self._name(index)}: ", index)
+        error = worker_errors.failure_of(
+            pool.workers[rank], message, f"{self._name(index)}: ", index
+        )
         self._end_item(rank, Outcome(index, error=error))
 
     def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:

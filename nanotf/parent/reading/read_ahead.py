@@ -29,8 +29,8 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent.failures import worker_raised
 from nanotf.parent.reading.batch_readers import BatchReaders, Published, ReadBatch
+from nanotf.parent.worker_errors import worker_raised
 from nanotf.shipping import orders
 from nanotf.shipping.data import datasets
 from nanotf.wire import messages
