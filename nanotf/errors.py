@@ -13,7 +13,7 @@ import pathlib
 import signal as signals
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from nanotf import tracebacks
 
@@ -73,6 +73,9 @@ class RecordError(NanoError, ValueError):
     """A stream of records is corrupt, ends too early, or does not come."""
 
 
+_Retold = TypeVar("_Retold", bound="WorkerError")
+
+
 class WorkerError(NanoError, RuntimeError):
     """A worker reported an exception, or ended before the call did.
 
@@ -121,6 +124,11 @@ class WorkerError(NanoError, RuntimeError):
         self.what = what or message
         self.partition = partition
         self.index = index
+
+    def retold(self, kind: type[_Retold], message: str, index: int | None = None) -> _Retold:
+        """Returns an error of another class, with another text, about the same process."""
+        arguments = (message, *self._arguments()[1:-1], index)
+        return kind(*arguments)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep only the message.

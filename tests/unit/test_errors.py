@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanotf.errors import CollectiveError, WorkerDied, WorkerError, catchable_as
+from nanotf.errors import CollectiveError, ReaderDied, WorkerDied, WorkerError, catchable_as
 
 
 class Coded(RuntimeError):
@@ -83,3 +83,13 @@ def test_error_that_no_class_can_be_made_of(original: BaseException | None) -> N
     assert catchable_as(error, original, "text") is error
     assert error.original is original
     assert error.message == "Worker 1 raised"
+
+
+def test_an_error_told_again() -> None:
+    """Of another class and text, about the same process."""
+    died = WorkerDied("It ended.", 1, 4711, (2, 3), signal=9, log_tail="last words", what="It.")
+    told = died.retold(ReaderDied, "Batch 3 is lost.", 3)
+    assert type(told) is ReaderDied
+    assert (told.message, told.args, told.index) == ("Batch 3 is lost.", ("Batch 3 is lost.",), 3)
+    same = ("rank", "pid", "cores", "signal", "log_tail", "what")
+    assert [getattr(told, name) for name in same] == [getattr(died, name) for name in same]

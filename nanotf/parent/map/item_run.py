@@ -320,17 +320,8 @@ class ItemRun:
 
     def _failed(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
-        return WorkerDied(
-            f"{self._name(index)}: {died.what}{self._remedy()}",
-            rank=died.rank,
-            pid=died.pid,
-            cores=died.cores,
-            exit_code=died.exit_code,
-            signal=died.signal,
-            log_tail=died.log_tail,
-            what=died.what,
-            index=index,
-        )
+        text = f"{self._name(index)}: {died.what}{self._remedy()}"
+        return died.retold(WorkerDied, text, index)
 
     def _remedy(self) -> str:
         """Returns the end of the text of an error for a lost item."""

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
-from nanotf.errors import NanoError, ReaderDied, WorkerDied, WorkerError
+from nanotf.errors import NanoError, ReaderDied, WorkerDied
 from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
@@ -42,7 +42,6 @@ from nanotf.wire.blocks import Block
 
 AHEAD = 2  # batches that a reader has at a time
 END_SECONDS = 20.0  # for the thread, which kills the processes
-NO_START = f"It was started {START_TRIES} times."
 
 Future = concurrent.futures.Future  # of a `ReadBatch`
 
@@ -232,7 +231,7 @@ class BatchReaders:
             while not self._closing:
                 self._handle_event(pool)
         except WorkerDied as error:
-            self._fail(_reader_died(error, NO_START))
+            self._fail(_not_started(error))
         except BaseException as error:  # raised in the threads that wait for batches
             self._fail(error)
         finally:
@@ -300,7 +299,8 @@ class BatchReaders:
         self._restarts += 1
         if self._restarts > self._max_restarts:
             number = self._max_restarts
-            raise _reader_died(died, f"max_restarts={number} allows {number} new ones in a call.")
+            why = f"max_restarts={number} allows {number} new ones in a call."
+            raise died.retold(ReaderDied, f"{died.what} {why}")
         logger.warning(
             "%s Its batches are read again: restart %d of %d.",
             died.what,
@@ -312,7 +312,7 @@ class BatchReaders:
     def _on_not_started(self, pool: ItemPool, rank: int, event: Any) -> None:
         self._seats[rank].lost = True
         if all(seat.lost for seat in self._seats):
-            raise _reader_died(event.error, NO_START)
+            raise _not_started(event.error)
         logger.warning("%s The other readers read its batches.", event.error.what)
 
     # By the class of an event of the pool.
@@ -353,18 +353,8 @@ class BatchReaders:
         self._pool = self._failure = None
 
 
-def _reader_died(died: WorkerError, why: str) -> ReaderDied:
-    """Returns the error for a reader that ended once too often."""
-    return ReaderDied(
-        f"{died.what} {why}",
-        rank=died.rank,
-        pid=died.pid,
-        cores=died.cores,
-        exit_code=died.exit_code,
-        signal=died.signal,
-        log_tail=died.log_tail,
-        what=died.what,
-    )
+def _not_started(died: WorkerDied) -> ReaderDied:
+    return died.retold(ReaderDied, f"{died.what} It was started {START_TRIES} times.")
 
 
 def _finish(reading: _Reading, result: ReadBatch | BaseException) -> None:
