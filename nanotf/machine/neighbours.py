@@ -15,6 +15,8 @@ import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import psutil
+
 from nanotf.console import warn_once
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import reader_places, shell_state, topology
@@ -158,6 +160,17 @@ def _beside(
 
 
 def _processes(pids: list[int]) -> str:
-    named = ", ".join(map(str, pids[:_NAMED]))
+    named = ", ".join(map(_program, pids[:_NAMED]))
     more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
-    return f"process{'es' if len(pids) > 1 else ''} {named}{more}"
+    return f"{named}{more}"
+
+
+def _program(pid: int) -> str:
+    """Names a process for people: the program and its script, without options, maybe secret."""
+    try:
+        program, *arguments = psutil.Process(pid).cmdline()
+    except (psutil.Error, ValueError):  # it has ended
+        return f"process {pid}"
+    script = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
+    names = " ".join(pathlib.Path(each).name for each in (program, *script))
+    return f"{names} (process {pid})"

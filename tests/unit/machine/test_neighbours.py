@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -102,3 +104,16 @@ def test_a_fork_checks_for_other_pools_again(monkeypatch: pytest.MonkeyPatch) ->
     if child == 0:
         os._exit(0 if not warm.neighbours._last else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_program_is_named_without_its_options(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(flush=True); input()")
+    command = [sys.executable, str(script), "--password", "secret"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs
+        named = neighbours._program(process.pid)
+        process.communicate(b"\n")
+    assert named == f"{pathlib.Path(sys.executable).name} train.py (process {process.pid})"
+    assert neighbours._program(process.pid) == f"process {process.pid}"
