@@ -42,13 +42,16 @@ def raising_at_the_call(function: _Function) -> _Function:
 
 
 def _of_users(found: types.TracebackType | None) -> types.TracebackType | None:
-    if found is None:
-        return None
-    rest = _of_users(found.tb_next)
-    filename = found.tb_frame.f_code.co_filename
-    if is_nanotfs(filename) or (_filters() and is_beneath(filename)):
-        return rest
-    return types.TracebackType(rest, found.tb_frame, found.tb_lasti, found.tb_lineno)
+    entries = []
+    while found is not None:  # no recursion: a `RecursionError` has thousands
+        entries.append(found)
+        found = found.tb_next
+    filters, made = _filters(), None
+    for entry in reversed(entries):
+        filename = entry.tb_frame.f_code.co_filename
+        if not (is_nanotfs(filename) or (filters and is_beneath(filename))):
+            made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return made
 
 
 def _filters() -> bool:

@@ -50,3 +50,12 @@ def test_the_function_keeps_its_signature_and_its_context() -> None:
         _public(_users)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+def test_a_deep_recursion() -> None:
+    def deeper() -> None:
+        deeper()
+
+    with pytest.raises(RecursionError) as caught:
+        _public(deeper)
+    assert len(traceback.extract_tb(caught.value.__traceback__)) > 100
