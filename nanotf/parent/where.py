@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nanotf.collectives.native_library import check_available
 from nanotf.compat.versions import check_keras
 from nanotf.errors import NanoError
 from nanotf.machine import topology
@@ -16,7 +15,7 @@ from nanotf.parent import defaults, gpu
 from nanotf.pool import backends, warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool
-from nanotf.pool.transports import check_transport
+from nanotf.pool.transports import check_can_exchange, check_transport
 
 
 def check_may_start(received: str) -> None:
@@ -100,9 +99,7 @@ class Where:
         check_may_start(f"{method}(num_processes={self.size})")
         if gpu.devices():
             return None
-        if self.transport == "shm":  # now: before readers start, and the model is built
-            otherwise = 'On one host, transport="grpc" does without it; it opens ports.'
-            check_available("Several workers need", otherwise)
+        check_can_exchange(self.transport)  # now: before readers start, and the model is built
         wanted = self.size, self.cores_per_process, self.cores
         return backends.plan(self.backend, *wanted, self.avoid)
 

@@ -20,6 +20,7 @@ from nanotf.pool.hosts.crew import HostsCrew
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import AnyPlan, HostsPlan
 from nanotf.pool.ray import ray_cluster, ray_hosts
+from nanotf.pool.transports import READS
 
 # By accepted name.
 BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray", "hosts": "hosts"}
@@ -115,11 +116,19 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
     """
     if isinstance(plan, HostsPlan) and plan.backend == "ray":
         return ray_hosts.crew_of(plan, transport, key)
-    ray_hosts.release()  # this pool replaces the one that had Ray's CPUs
+    if transport != READS:  # readers work beside the pool; any other replaces it
+        ray_hosts.release()
     if isinstance(plan, HostsPlan):
         assert members.current is not None, "`check_backend` has found it"
         return HostsCrew(members.current, plan, transport, key)
     return LocalCrew(plan, transport, key)
+
+
+def holds_places_of(plan: AnyPlan) -> bool:
+    """Returns True unless the CPUs of a pool's workers are no longer this process's."""
+    if isinstance(plan, HostsPlan) and plan.backend == "ray":
+        return ray_hosts.holds(plan)
+    return True
 
 
 def stop_what_was_started() -> None:

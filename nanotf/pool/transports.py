@@ -6,6 +6,7 @@ Workers of `nanotf.map` have no transport (`NO_TRANSPORT`), nor have the readers
 (`READS`): each works by itself.
 """
 
+from nanotf.collectives.native_library import check_available
 from nanotf.errors import check_choice
 
 TRANSPORTS = ("shm", "grpc")
@@ -25,3 +26,14 @@ def check_transport(transport: str | None) -> str:
         return DEFAULT_TRANSPORT
     check_choice("transport", transport, TRANSPORTS)
     return transport
+
+
+def check_can_exchange(transport: str) -> None:
+    """Checks that several workers can exchange gradients here, before anything starts.
+
+    Raises:
+        NanoError: The native library is missing.
+    """
+    if transport == "shm":
+        otherwise = 'On one host, transport="grpc" does without it; it opens ports.'
+        check_available("Several workers need", otherwise)

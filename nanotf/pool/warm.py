@@ -15,7 +15,7 @@ from nanotf.pool.items import ItemPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool
 from nanotf.pool.starts import started
-from nanotf.pool.transports import NO_TRANSPORT, check_transport
+from nanotf.pool.transports import NO_TRANSPORT, check_can_exchange, check_transport
 
 IDLE_SECONDS = 600.0
 
@@ -84,7 +84,8 @@ def is_warm(plan: AnyPlan, transport: str) -> bool:
 
 def _is_usable(pool: Pool, plan: AnyPlan, transport: str) -> bool:
     mine = pool.owner == os.getpid()  # not one of the process that forked this one
-    return mine and (pool.plan, pool.transport) == (plan, transport) and pool.is_alive()
+    same = mine and (pool.plan, pool.transport) == (plan, transport) and pool.is_alive()
+    return same and backends.holds_places_of(plan)
 
 
 def lent_to() -> int | None:
@@ -157,6 +158,7 @@ def warm_up(
         NanoError: An argument cannot be used.
     """
     transport = check_transport(transport)
+    check_can_exchange(transport)
     plan = backends.plan(backend, num_processes, cores_per_process, cores)
 
     def start() -> None:

@@ -196,6 +196,24 @@ def test_actor_that_is_killed_comes_back_for_the_restart(caplog: pytest.LogCaptu
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the old workers end")
 
 
+class _Batches(tf.keras.utils.Sequence):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(array[:10] for array in digits(20))
+
+
+def test_readers_work_beside_the_pool() -> None:
+    for _ in range(2):
+        small_cnn().fit(_Batches(), verbose=0, read_processes=1, **ON_RAY)
+        assert ray_hosts.holds(warm._pool.plan)  # type: ignore[union-attr, arg-type]
+    pids = nanotf.worker_pids()
+    small_cnn().evaluate(_Batches(), verbose=0, read_processes=1)
+    small_cnn().fit(*digits(20), verbose=0, **ON_RAY)
+    assert nanotf.worker_pids() == pids
+
+
 def test_shutdown_returns_everything() -> None:
     x, y = digits(100)
     small_cnn().fit(x, y, verbose=0, **ON_RAY)

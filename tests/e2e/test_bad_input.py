@@ -141,6 +141,7 @@ def test_several_workers_need_the_native_library(
         "evaluate": lambda: small_cnn().evaluate(*digits(20), num_processes=2),
         "predict": lambda: small_cnn().predict(x, num_processes=2),
         "nano": nano(num_processes=2)(lambda: None),
+        "warm_up": lambda: nanotf.warm_up(2),
     }
     text = (
         r"Several workers need .*Received: _shm\.so was not built\..*python -m nanotf\.collectives"

@@ -151,10 +151,6 @@ class Originals:
         channel.send(message, [block.fd])
         block.close_fd()
 
-    def clear(self) -> None:
-        """Drops the blocks."""
-        self._blocks.clear()
-
 
 class Twins:
     """The blocks on a node, shared by its workers of one pool.

@@ -28,7 +28,7 @@ def connect() -> Any:
 
     Raises:
         UnsupportedVersionError: This Ray is too old.
-        NanoError: Ray cannot be reached or started.
+        NanoError: Ray cannot be reached or started, or this process is on none of its nodes.
     """
     ray: Any = importlib.import_module("ray")
     if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
@@ -46,6 +46,12 @@ def connect() -> Any:
                 f"{type(error).__name__}: {error}. RAY_ADDRESS=local starts one here; `ray stop` "
                 "forgets a cluster that has ended; or call ray.init(...) first."
             ) from error
+    if importlib.import_module("ray.util.client").ray.is_connected():
+        raise NanoError(
+            "backend='ray' needs a program that runs on a node of the cluster. Received: a "
+            "connection through Ray Client (ray://). Submit the program to the cluster: "
+            "ray job submit."
+        )
     return ray
 
 

@@ -55,7 +55,15 @@ def crew_of(plan: HostsPlan, transport: str, key: bytes) -> Crew:
 def release() -> None:
     """Returns the CPUs to Ray, if there are any."""
     while _kept:
-        _kept.pop().close()
+        try:
+            _kept[-1].close()
+        finally:
+            _kept.pop()
+
+
+def holds(plan: HostsPlan) -> bool:
+    """Returns True if this process holds the CPUs for a plan, in the present Ray."""
+    return bool(_kept) and _kept[0].serves(plan)
 
 
 class RayHosts:
@@ -182,8 +190,14 @@ class RayHosts:
             ) from error
 
     def serves(self, plan: HostsPlan) -> bool:
-        """Returns True if this process holds the CPUs for a plan."""
-        return (plan, os.getpid()) == (self._plan, self._owner) and self._is_connected()
+        """Returns True if this process holds the CPUs for a plan, and all agents may lend them."""
+        same = (plan, os.getpid()) == (self._plan, self._owner)
+        return same and self._is_connected() and not self._ended()
+
+    def _ended(self) -> bool:
+        """Returns True if an agent has ended by itself: Ray restarts only actors that die."""
+        ended, _ = self._ray.wait(self._runs, timeout=0) if self._runs else ([], [])
+        return bool(ended)
 
     def _is_connected(self) -> bool:
         ray = self._ray
@@ -207,9 +221,12 @@ class RayHosts:
             return
         if self._hosts is not None:
             self._hosts.dismiss(0)
-        if self._is_connected():
+        if not self._is_connected():
+            return
+        try:
             if self._runs:  # Ray reports actors that are killed in the middle of a call
                 self._ray.wait(self._runs, num_returns=len(self._runs), timeout=END_SECONDS)
+        finally:  # Ctrl-C too
             for agent in self._agents:
                 self._ray.kill(agent)
             self._ray.util.remove_placement_group(self._group)
