@@ -50,14 +50,15 @@ def _of_users(found: types.TracebackType | None) -> types.TracebackType | None:
     for entry in reversed(entries):
         filename = entry.tb_frame.f_code.co_filename
         if not (is_nanotfs(filename) or (filters and is_beneath(filename))):
-            made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+            line = -1 if entry.tb_lineno is None else entry.tb_lineno  # a frame without lines
+            made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, line)
     return made
 
 
 def _filters() -> bool:
     """Returns True unless the user wants TensorFlow's frames."""
-    tf = sys.modules.get("tensorflow")
-    return tf is None or bool(tf.debugging.is_traceback_filtering_enabled())
+    debugging = getattr(sys.modules.get("tensorflow"), "debugging", None)  # while it is imported
+    return debugging is None or bool(debugging.is_traceback_filtering_enabled())
 
 
 def is_nanotfs(filename: str) -> bool:

@@ -1,4 +1,4 @@
-"""The reason of an error, and the user's lines in which it occurred (TensorFlow 2.15 to 2.21).
+"""The reason of an error, and the user's lines in which it occurred (TensorFlow 2.14 to 2.21).
 
 An error of an operation in a graph has one text: the stack of the operation's definition, most of
 it TensorFlow's, and at its end the reason. The function that makes the text (`TABLE`) here also

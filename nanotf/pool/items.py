@@ -126,6 +126,9 @@ class ItemPool(Pool):
                 raise
             if isinstance(found, (Joined, NotStarted)):
                 self._starting.pop(rank).join(END_SECONDS)
+                if isinstance(found, Joined) and not self._readers[rank].is_alive():
+                    self.replace(rank)  # it has ended already: its `Gone` was dropped below
+                    continue
             elif isinstance(found, Gone):
                 if found.worker is not self.workers[rank] or rank in self._starting:
                     continue  # it was replaced
@@ -186,11 +189,13 @@ class ItemPool(Pool):
         Raises:
             WorkerDied: It could not be forked.
         """
-        with self._forking:
+        with self._forking:  # `kill` reads what this changes
+            if self._ending:
+                return
             state = ProcessState.capture(early=True)
             new = self._crew.add(placement)
-        self.size += 1
-        self._join_later(new.rank, lambda: self._make_ready(new, state))
+            self.size += 1
+            self._join_later(new.rank, lambda: self._make_ready(new, state))
 
     def _join_later(self, rank: int, start: Callable[[], None]) -> None:
         """Starts a worker in a thread, which announces it."""

@@ -102,8 +102,8 @@ class LocalWorker(Worker):
         zygote: Zygote,
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.title = "Reader" if transport == READS else "Worker"
-        self.log = WorkerLog(name=f"{self.title.lower()}-{self.rank}.log")
+        self.title, kind = ("Reader", "reader") if transport == READS else ("Worker", "rank")
+        self.log = WorkerLog(name=f"{kind}-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),

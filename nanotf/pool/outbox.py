@@ -83,11 +83,20 @@ class Outbox:
         with self._lock:
             if self._ended:
                 parcel.done()
-            elif not self._queued and not parcel.fds and self._channel.takes_at_once(parcel.data):
+            elif self._writes_at_once(parcel):
                 self._write(parcel)
             else:
                 self._queued += 1
                 self._parcels.put(parcel)
+
+    def _writes_at_once(self, parcel: Parcel) -> bool:
+        # Not in the main thread: a signal's handler would run with the locks held, and may raise.
+        return (
+            not self._queued
+            and not parcel.fds
+            and threading.get_ident() != threading.main_thread().ident
+            and self._channel.takes_at_once(parcel.data)
+        )
 
     def end(self) -> None:
         """Ends the thread, after the channel was shut down."""

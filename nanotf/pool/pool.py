@@ -196,7 +196,7 @@ class Pool:
         except BlockingIOError as error:  # the limit that `greet` has set
             raise not_finished([worker], doing, START_SECONDS) from error
         if isinstance(message, messages.SetupFailed):
-            text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
+            text = f"{worker.title} {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
             failure.retry = message.retry
             raise failure
@@ -309,7 +309,8 @@ class Pool:
         if now - self._trimmed > TRIM_SECONDS:
             self._trimmed = now
             for worker in self.workers:
-                worker.trim_log()
+                if worker.process.poll() is None:  # else its log may be closed
+                    worker.trim_log()
 
     def check_progress(
         self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple

@@ -22,5 +22,8 @@ def order_failed(order: int, rank: int, error: BaseException) -> messages.OrderF
     except BaseException:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    reason, code = step_errors.reason(error), step_errors.users_lines(error)
+    try:
+        reason, code = step_errors.reason(error), step_errors.users_lines(error)
+    except Exception:  # the user's class may raise, whatever it is asked
+        reason, code = "".join(traceback.format_exception_only(type(error), error)).strip(), ""
     return messages.OrderFailed(order, rank, type(error).__name__, reason, code, text, pickled)

@@ -159,9 +159,7 @@ def results(name: str, **more: Any) -> Any:
 def test_models(name: str, float64: None) -> None:
     alone, found = results(name), results(name, num_processes=2)
     if isinstance(alone, Exception):
-        assert isinstance(found, type(alone)) or isinstance(
-            getattr(found, "original", None), type(alone)
-        ), found
+        assert isinstance(found, type(alone)) or isinstance(found.__cause__, type(alone)), found
         return
     assert not isinstance(found, Exception), found
     assert_same_history(found[1], alone[1])

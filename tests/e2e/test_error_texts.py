@@ -124,6 +124,28 @@ def _file(line: str) -> str:
     return line.split('"')[1]
 
 
+class Odd(Exception):
+    """Cannot be described."""
+
+    @property
+    def message(self) -> Any:
+        return self.args[0]
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _raise_odd(item: int) -> None:
+    raise Odd
+
+
+def test_an_error_that_cannot_be_described() -> None:
+    with pytest.raises(Odd) as caught:
+        nanotf.map(_raise_odd, range(1), 1, verbose=0)
+    assert isinstance(caught.value, nanotf.errors.WorkerError)
+    assert "_raise_odd" in caught.value.remote_traceback
+
+
 def test_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(tracebacks.VARIABLE, "full")
     error, text = _printed("loss")

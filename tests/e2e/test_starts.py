@@ -134,6 +134,7 @@ def test_a_failed_item_carries_the_results() -> None:
 def test_the_system_allows_no_further_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers that run stay."""
     monkeypatch.setattr(starts, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pools, "TRIM_SECONDS", 0.0)  # logs are closed meanwhile
     fork, left = local.Zygote.fork, [2]
 
     def forked(self: Any, *arguments: Any) -> Any:
@@ -148,6 +149,23 @@ def test_the_system_allows_no_further_process(monkeypatch: pytest.MonkeyPatch) -
             results.append(result)
             monkeypatch.setattr(local.Zygote, "fork", forked)
     assert _as_numbers(results) == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_new_worker_dies_before_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, left = items.ItemPool._start_threads_of, [2]  # the first worker, then a new one
+
+    def begun(self: Any, worker: Any) -> None:
+        begin(self, worker)
+        left[0] -= 1
+        if not left[0]:
+            worker.process.kill()
+            self._readers[worker.rank].join()
+
+    monkeypatch.setattr(items.ItemPool, "_start_threads_of", begun)
+    nanotf.pool.warm.end_pool()
+    found = nanotf.map(_double, range(3), 1, recycle_after=1, verbose=0)
+    assert _as_numbers(found) == [0.0, 2.0, 4.0]
+    assert left[0] < 0
 
 
 def test_the_call_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import weakref
@@ -85,7 +86,12 @@ class Results(Iterator[Any]):
         while not self._run.outcomes.empty():
             if isinstance(outcome := self._run.outcomes.get(), Outcome):
                 self._early[outcome.index] = outcome
-        return {n: _result(o) for n, o in self._early.items() if o.error is None}
+        found: dict[int, Any] = {}
+        for number, outcome in self._early.items():
+            with contextlib.suppress(NanoError):  # one that cannot be unpickled here
+                if outcome.error is None:
+                    found[number] = _result(outcome)
+        return found
 
     def __enter__(self) -> Results:
         return self

@@ -111,6 +111,7 @@ class BatchReaders:
         self._max_restarts = max_restarts
         self._restarts = 0
         self._lock = threading.RLock()
+        self._adding = threading.Lock()  # taken before the other
         self._pending: collections.deque[_Reading] = collections.deque()
         self._published: dict[int, Published] = {}
         self._failure: BaseException | None = None
@@ -135,15 +136,19 @@ class BatchReaders:
         Returns:
             False if there is no process for it.
         """
-        with self._lock:
-            if self._pool is None or self._closing or self._failure is not None:
-                return False
+        with self._adding:
+            with self._lock:
+                pool = self._pool
+                if pool is None or self._closing or self._failure is not None:
+                    return False
+                self._seats.append(_Seat())
             try:
-                self._pool.add(placement)
+                pool.add(placement)  # without the lock: the others read on
             except WorkerDied as error:
                 logger.warning("%s The other readers read its batches.", error.what)
+                with self._lock:
+                    self._seats.pop()
                 return False
-            self._seats.append(_Seat())
             return True
 
     # ------------------------------------------------------------------------------ reading
@@ -310,8 +315,10 @@ class BatchReaders:
         pool.replace(rank)
 
     def _on_not_started(self, pool: ItemPool, rank: int, event: Any) -> None:
-        self._seats[rank].lost = True
-        if all(seat.lost for seat in self._seats):
+        with self._lock:
+            self._seats[rank].lost = True
+            none_left = all(seat.lost for seat in self._seats)
+        if none_left:
             raise _not_started(event.error)
         logger.warning("%s The other readers read its batches.", event.error.what)
 

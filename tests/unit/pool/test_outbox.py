@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,14 @@ def _order(number: int, size: int = 0, descriptors: tuple[int, ...] = ()) -> Par
     return Parcel(packed(order), descriptors, 1)
 
 
+def _in_thread(write: Callable[[], Any]) -> None:
+    """Writes in a thread, where small messages need no other: a pool's threads do so."""
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def _number_of(channel: Channel) -> int:
     message = channel.receive()
     channel.receive_fds(len(message.descriptors))
@@ -43,8 +52,12 @@ def test_small_and_large_messages_keep_their_order(ends: tuple[Channel, Channel]
     found: list[int] = []
     reader = threading.Thread(target=lambda: found.extend(_number_of(ends[1]) for _ in sizes))
     reader.start()
-    for number, size in enumerate(sizes):
-        outbox.put(_order(number, size, (0,) if number % 3 == 1 else ()))
+
+    def write() -> None:
+        for number, size in enumerate(sizes):
+            outbox.put(_order(number, size, (0,) if number % 3 == 1 else ()))
+
+    _in_thread(write)
     reader.join(60)
     assert found == list(range(len(sizes)))
     assert failures == []
@@ -58,8 +71,7 @@ def test_a_worker_that_does_not_read_keeps_nobody_waiting(
 ) -> None:
     """More messages than a socket holds are taken; the worker that continues gets all."""
     outbox = _outbox(ends[0], [])
-    for number in range(2000):
-        outbox.put(_order(number, size))
+    _in_thread(lambda: [outbox.put(_order(number, size)) for number in range(2000)])
     assert [_number_of(ends[1]) for _ in range(2000)] == list(range(2000))
     ends[0].shut_down()
     outbox.end()
@@ -70,8 +82,7 @@ def test_descriptors_are_closed_when_the_worker_is_gone(ends: tuple[Channel, Cha
     outbox = _outbox(ends[0], failures)
     ends[1].close()
     parcels = [_order(number, 0, (0,) if number % 2 else ()) for number in range(6)]
-    for parcel in parcels:
-        outbox.put(parcel)
+    _in_thread(lambda: [outbox.put(parcel) for parcel in parcels])
     outbox.end()
     late = _order(6, 0, (0,))
     outbox.put(late)
