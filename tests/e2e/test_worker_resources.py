@@ -161,13 +161,19 @@ def test_workers_get_messages_in_one_order() -> None:
         def __init__(self) -> None:
             self.sent: list[int] = []
 
+        def takes_at_once(self, data: bytes) -> bool:
+            return len(self.sent) % 3 > 0
+
         def send_packed(self, data: bytes, fds: Any) -> None:
             time.sleep(0.0001)
             self.sent.append(pickle.loads(data))
 
     channels: list[Any] = [Channel() for _ in range(3)]
     made = object.__new__(pool.Pool)
-    made._outboxes = [outbox.Outbox(channel, "nanotf-test", pytest.fail) for channel in channels]
+    made._outboxes = {
+        rank: outbox.Outbox(channel, "nanotf-test", pytest.fail)
+        for rank, channel in enumerate(channels)
+    }
     made._send_lock = threading.Lock()
     threads = [
         threading.Thread(target=lambda n=n: [made.send(100 * n + k) for k in range(100)])  # type: ignore[misc]
@@ -178,7 +184,7 @@ def test_workers_get_messages_in_one_order() -> None:
     for thread in threads:
         thread.join()
     wait_until(lambda: all(len(c.sent) == 300 for c in channels), "everything is sent")
-    for box in made._outboxes:
+    for box in made._outboxes.values():
         box.end()
     first, second, third = (channel.sent for channel in channels)
     assert first == second == third
