@@ -104,18 +104,18 @@ class ItemPool(Pool):
         else:
             self._take(rank, message)
 
-    def event(self, timeout: float) -> tuple[int, Any]:
+    def event(self, timeout: float) -> tuple[int, Any] | None:
         """Waits for the next event.
 
         Args:
             timeout: seconds.
 
         Returns:
-            The rank, -1 for what `post` was given, and a message, a `Delivery`, `WorkerGone`,
-            `Joined`, `NotStarted`, or the exception of a thread of the pool.
+            The rank and a message, a `Delivery`, `WorkerGone`, `Joined` or `NotStarted`. None if
+            nothing has happened for `timeout` seconds, or if another thread has posted `Woken`.
 
         Raises:
-            queue.Empty: Nothing has happened for `timeout` seconds.
+            BaseException: What a thread of the pool has raised.
         """
         self._trim_logs()
         while True:
@@ -123,7 +123,11 @@ class ItemPool(Pool):
                 rank, found = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 self._end_channels_of_dead_workers()
-                raise
+                return None
+            if isinstance(found, BaseException):
+                raise found
+            if isinstance(found, messages.Woken):
+                return None
             if isinstance(found, (Joined, NotStarted)):
                 self._starting.pop(rank).join(END_SECONDS)
                 if isinstance(found, Joined) and not self._readers[rank].is_alive():

@@ -141,7 +141,7 @@ class ItemRun:
         """Makes the run end soon; its workers are killed in the middle of their items."""
         self._cancelled.set()
         if self._pool is not None:
-            self._pool.post(messages.Woken())
+            self._pool.post(messages.Woken())  # `_give_all` then stops
 
     # ---------------------------------------------------------------------------- the loop
     def _run_on(self, pool: ItemPool) -> None:
@@ -171,22 +171,15 @@ class ItemRun:
 
     def _hear(self, pool: ItemPool) -> None:
         """Waits for an event and handles it."""
-        try:
-            rank, found = pool.event(POLL_SECONDS)
-        except queue.Empty:
-            return
-        if isinstance(found, BaseException):
-            raise found
-        self._HANDLERS[type(found)](self, pool, rank, found)
+        if (event := pool.event(POLL_SECONDS)) is not None:
+            rank, found = event
+            self._HANDLERS[type(found)](self, pool, rank, found)
 
     def _on_joined(self, pool: ItemPool, rank: int, event: Any) -> None:
         self._absent.discard(rank)
 
     def _on_not_started(self, pool: ItemPool, rank: int, event: Any) -> None:
         self._give_up(pool, rank, event.error)
-
-    def _on_woken(self, pool: ItemPool, rank: int, event: Any) -> None:
-        """Does nothing: `_give_all` stops, if `cancel` of this call has sent it."""
 
     def _on_printed(self, pool: ItemPool, rank: int, message: Any) -> None:
         calls.show(message)
@@ -333,7 +326,6 @@ class ItemRun:
         NotStarted: _on_not_started,
         WorkerGone: _died,
         Delivery: _on_delivery,
-        messages.Woken: _on_woken,
         messages.Printed: _on_printed,
         messages.OrderDone: _on_done,
         messages.OrderFailed: _on_failed,

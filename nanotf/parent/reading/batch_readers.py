@@ -20,7 +20,6 @@ import dataclasses
 import itertools
 import os
 import pickle
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -234,7 +233,9 @@ class BatchReaders:
                 for rank in range(pool.size):
                     self._is_ready(rank)
             while not self._closing:
-                self._handle_event(pool)
+                if (event := pool.event(POLL_SECONDS)) is not None:
+                    rank, found = event
+                    self._ON_EVENT[type(found)](self, pool, rank, found)
         except WorkerDied as error:
             self._fail(_not_started(error))
         except BaseException as error:  # raised in the threads that wait for batches
@@ -242,15 +243,6 @@ class BatchReaders:
         finally:
             if pool is not None:
                 pool.kill()
-
-    def _handle_event(self, pool: ItemPool) -> None:
-        try:
-            rank, found = pool.event(POLL_SECONDS)
-        except queue.Empty:
-            return
-        if isinstance(found, BaseException):
-            raise found
-        self._ON_EVENT[type(found)](self, pool, rank, found)
 
     def _take(self, rank: int, message: Any) -> None:
         self._ON_MESSAGE[type(message)](self, rank, message)
@@ -264,9 +256,6 @@ class BatchReaders:
 
     def _on_joined(self, pool: ItemPool, rank: int, event: Any) -> None:
         self._is_ready(rank)
-
-    def _on_woken(self, pool: ItemPool, rank: int, event: Any) -> None:
-        """Does nothing: the thread looks whether the readers are closed."""
 
     def _on_new_slot(self, rank: int, delivery: Any) -> None:
         self._seats[rank].blocks[delivery.message.value] = delivery.block
@@ -327,7 +316,6 @@ class BatchReaders:
         Joined: _on_joined,
         NotStarted: _on_not_started,
         WorkerGone: _on_gone,
-        messages.Woken: _on_woken,
     }
     # By the class of a reader's message; called in the thread that reads its channel.
     _ON_MESSAGE: ClassVar[Mapping[type, Callable[[BatchReaders, int, Any], None]]] = {
