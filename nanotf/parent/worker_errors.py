@@ -32,9 +32,10 @@ def worker_raised(error: WorkerError, message: messages.OrderFailed, who: str) -
     code = f" in:\n{message.code}" if message.code else "."
     who = f"{who} raised {message.kind}{code}"
     error.message = error.what = f"{message.kind}: {message.reason}\n\n{who}"
+    text = f"{message.reason}\n\n{who}" if message.reason else who
     error.remote_traceback = message.traceback
     try:
         original = pickle.loads(message.exception) if message.exception else None
     except Exception:  # the user's class may not unpickle here
         original = None
-    return catchable_as(error, original, f"{message.reason}\n\n{who}")
+    return catchable_as(error, original, text)

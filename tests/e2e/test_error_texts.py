@@ -124,6 +124,15 @@ def _file(line: str) -> str:
     return line.split('"')[1]
 
 
+def _raise_bare(item: int) -> None:
+    raise ValueError
+
+
+def test_an_error_without_a_reason() -> None:
+    with pytest.raises(ValueError, match=r"^Item 0 of _raise_bare .* raised ValueError in:\n"):
+        nanotf.map(_raise_bare, range(1), 1, verbose=0)
+
+
 class Odd(Exception):
     """Cannot be described."""
 
