@@ -20,7 +20,7 @@ class SearchResult:
         study: `optuna.Study`.
         number: int, the trial of `model`.
         model: its model, or None if no trial of this call is the best.
-        train_again: callable, trains the model of an Optuna trial and returns it.
+        train_again: callable, takes a study and a trial of Optuna, trains the trial's model and returns it.
 
     Attributes:
         study: `optuna.Study`, for Optuna's plots and importances. If the search had no `storage`,
@@ -33,7 +33,7 @@ class SearchResult:
         study: Any,
         number: int,
         model: Any,
-        train_again: Callable[[Any], Any],
+        train_again: Callable[[Any, Any], Any],
         parallel: int,
     ) -> None:
         self.study, self.parallel = study, parallel
@@ -71,11 +71,13 @@ class SearchResult:
     def best_model(self) -> Any:
         """Keras model of `best_trial`, after its last epoch.
 
-        A study stores no models. If the best trial is of an earlier call, its model is trained
-        again in a worker, from the same parameters and seed.
+        A study stores no models. If the best trial is of an earlier call, or its worker died before
+        it had sent the model, it is trained again in a worker, from the same parameters and seed.
         """
         best = self.best_trial
-        return self._model if best.number == self._number else self._train_again(best)
+        if best.number == self._number:
+            return self._model
+        return self._train_again(self.study, best)
 
     @property
     def table(self) -> list[dict[str, Any]]:

@@ -129,10 +129,15 @@ class SearchRun:
             uuid.uuid4().hex,
         )
 
-    def _train_again(self, trial: Any) -> Any:
-        """Trains the model of a trial of an earlier call, in a worker."""
+    def _train_again(self, study: Any, trial: Any) -> Any:
+        """Trains the model of a trial whose model is not here, in a worker.
+
+        Args:
+            study: that of the result. The storage of the search's own may be gone.
+            trial: of Optuna.
+        """
         request = self._request
-        seed = studies.training_seed(self._seed, self._study, trial)
+        seed = studies.training_seed(self._seed, study, trial)
         function = BestModel(request.recipe, dict(trial.params), seed)
         [model] = mapping.map(
             function,
