@@ -20,7 +20,7 @@ class SearchResult:
         study: `optuna.Study`.
         number: int, the trial of `model`.
         model: its model, or None if no trial of this call is the best.
-        train_again: callable, takes a study and a trial of Optuna, trains the trial's model and returns it.
+        train_again: callable, takes a study and a trial of Optuna, and returns the trained model.
 
     Attributes:
         study: `optuna.Study`, for Optuna's plots and importances. If the search had no `storage`,
