@@ -6,8 +6,8 @@ One build serves every supported TensorFlow and Python on this machine.
 
 Uses only the standard library, because `setup.py` runs it in an empty environment.
 
-Environment variables read: `CXX` (the compiler; default: the first of `COMPILERS` found, else
-that of the package ziglang), `CXXFLAGS`.
+Environment variables read: `CXX` (the compiler; default: the first of `COMPILERS` that
+compiles C++17, else that of the package ziglang), `CXXFLAGS`.
 """
 
 from __future__ import annotations
@@ -54,15 +54,26 @@ def compiler() -> list[str]:
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in COMPILERS:
-        if found := shutil.which(name):
+        if (found := shutil.which(name)) and _is_usable(found):
             return [found]
     package = importlib.util.find_spec("ziglang")
     if package is not None and package.origin is not None:
         return [os.fspath(Path(package.origin).with_name("zig")), *_ZIG]
     raise BuildError(
-        f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH, and no "
-        "package ziglang. `pip install ziglang`, or install a compiler, or set CXX."
+        f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH compiles "
+        "C++17, and there is no package ziglang. `pip install ziglang`, or install a compiler, or "
+        "set CXX."
     )
+
+
+def _is_usable(command: str) -> bool:
+    """Returns True unless a compiler is too old, or lacks the headers of its library."""
+    checked = ("-std=c++17", "-fsyntax-only", "-include", "atomic", "-x", "c++", os.devnull)
+    try:
+        _run([command, *checked])
+    except BuildError:
+        return False
+    return True
 
 
 def target_macros(command: list[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -103,7 +104,6 @@ class LocalWorker(Worker):
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
         self.title, kind = ("Reader", "reader") if transport == READS else ("Worker", "rank")
-        self.log = WorkerLog(name=f"{kind}-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),
@@ -113,18 +113,27 @@ class LocalWorker(Worker):
             dict(environ),
             key,
         )
-        ours, theirs = (
-            socket.socket(fileno=above_standard(sock.detach()))
-            for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        )
-        # A descriptor, not a name: the directory may have been deleted.
-        directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-        try:
+        with contextlib.ExitStack() as of_failure, contextlib.ExitStack() as of_start:
+            self.log = WorkerLog(name=f"{kind}-{self.rank}.log")
+            of_failure.callback(self.log.close)
+            ours, theirs = (
+                socket.socket(fileno=above_standard(sock.detach()))
+                for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            )
+            of_failure.enter_context(ours)
+            of_start.enter_context(theirs)
+            # A descriptor, not a name: the directory may have been deleted.
+            directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+            of_start.callback(os.close, directory)
             fds = (theirs.fileno(), self.log.fileno(), directory)
+            self._fork(zygote, order, fds)
+            of_failure.pop_all()
+        self.channel = Channel(ours)
+
+    def _fork(self, zygote: Zygote, order: messages.Fork, fds: tuple[int, ...]) -> None:
+        try:
             self.process = zygote.fork(order, fds)
         except BaseException as error:
-            ours.close()
-            self.log.close()
             self.process, self.log = zygote.process, zygote.log  # errors quote its output
             if isinstance(error, ChannelClosed):
                 raise self.died("starting") from error
@@ -143,10 +152,6 @@ class LocalWorker(Worker):
                     "answer. It was stopped; the next call starts another.",
                 ) from error
             raise
-        finally:
-            theirs.close()
-            os.close(directory)
-        self.channel = Channel(ours)
 
 
 def worker_variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,11 @@ def test_build_without_a_compiler(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("_no_compiler")
-def test_ziglang_compiles_where_no_compiler_is_installed(monkeypatch):
+@pytest.mark.parametrize("installed", [(), ("c++", "g++")])  # they are too old
+def test_ziglang_compiles_where_no_other_compiles_the_library(installed, monkeypatch, tmp_path):
+    for name in installed:
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
     found = importlib.machinery.ModuleSpec("ziglang", None, origin="/site/ziglang/__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", {"ziglang": found}.get)
     assert build.compiler()[:2] == ["/site/ziglang/zig", "c++"]
