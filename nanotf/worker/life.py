@@ -95,6 +95,7 @@ def run(
     process.write_log()
     process.write_stacks()
     warnings = process.pin(cores)
+    process.finish_slices()
     process.bind_memory(numa_node)
     channel = Channel(socket.socket(fileno=fd))
     try:

@@ -215,6 +215,7 @@ void Call::AwaitAsleep(int peer, Ready ready) {
     explicit Sleeper(std::atomic<uint32_t>& c) : count(c) { count.fetch_add(1); }
     ~Sleeper() { count.fetch_sub(1); }
   } sleeper(header.sleepers);
+  const Preempting preempting;
   Patience patience(group_.config().deadline_seconds);
   auto checked = Clock::now();
   for (;;) {

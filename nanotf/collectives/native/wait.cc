@@ -11,6 +11,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #endif
 
@@ -28,7 +29,27 @@ void WakeAll(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
 }
 
+namespace {
+
+// Of the calling thread: Linux has no policies of processes.
+bool SetPolicy(int policy) {
+  const sched_param none = {};
+  return sched_setscheduler(0, policy, &none) == 0;
+}
+
+}  // namespace
+
+Preempting::Preempting()
+    : is_batch_(sched_getscheduler(0) == SCHED_BATCH && SetPolicy(SCHED_OTHER)) {}
+
+Preempting::~Preempting() {
+  if (is_batch_) SetPolicy(SCHED_BATCH);
+}
+
 #else
+
+Preempting::Preempting() : is_batch_(false) {}
+Preempting::~Preempting() = default;
 
 // Without a public futex across processes (macOS before 14.4): look again soon.
 void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int) {

@@ -30,6 +30,20 @@ void WakeAll(const std::atomic<uint32_t>& word);
 // Returns true if a process runs. A zombie does not: its parent may reap it late.
 bool IsAlive(uint32_t pid);
 
+// Lets this thread preempt others when it wakes, as threads of the policy SCHED_BATCH do not. The
+// other ranks wait for a thread that wakes in a collective. See `finish_slices` in
+// worker/process.py.
+class Preempting {
+ public:
+  Preempting();
+  ~Preempting();
+  Preempting(const Preempting&) = delete;
+  Preempting& operator=(const Preempting&) = delete;
+
+ private:
+  const bool is_batch_;
+};
+
 // Spins until `ready()`; returns false after `seconds` without success.
 template <typename Ready>
 bool SpinUntil(Ready ready, double seconds) {

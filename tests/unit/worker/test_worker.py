@@ -6,9 +6,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
+from waiting import wait_until
 
+from nanotf.collectives.native_engine import NativeEngine
+from nanotf.collectives.spec import create_group
 from nanotf.worker import process
 
 
@@ -91,3 +95,27 @@ os._exit(0)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "1 []\n2 []\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SCHED_BATCH is Linux's")
+def test_only_a_thread_that_waits_for_another_rank_preempts_when_it_wakes() -> None:
+    owner = create_group(2, spin_seconds=0.0)
+    first, second = (NativeEngine(owner.spec, rank, owner.fd) for rank in range(2))
+    policies = []
+
+    def wait() -> None:
+        process.finish_slices()
+        policies.append(os.sched_getscheduler(0))
+        first.barrier(0)
+        policies.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    number = thread.native_id or 0
+    wait_until(
+        lambda: policies and os.sched_getscheduler(number) == os.SCHED_OTHER,
+        "the thread to wait for the other rank",
+    )
+    second.barrier(0)
+    thread.join(60)
+    assert policies == [os.SCHED_BATCH, os.SCHED_BATCH]
