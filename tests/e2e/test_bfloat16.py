@@ -349,7 +349,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def describe(*flags: str) -> None:
         found = processor.Processor("A Processor", frozenset(flags))
         monkeypatch.setattr(processor, "read_processor", lambda: found)
-        monkeypatch.setattr(console, "_warned", set())
+        monkeypatch.setattr(console.lines, "_warned", set())
 
     return describe
 

@@ -249,7 +249,7 @@ def test_names_are_global_in_three_modules() -> None:
 def test_one_logger() -> None:
     """Without logging configured, its lines begin with nanotf's prefix; see `console`."""
     found = [path for path in SOURCES if "getLogger" in path.read_text()]
-    assert found == [PACKAGE / "console.py"]
+    assert found == [PACKAGE / "console" / "lines.py"]
 
 
 def test_datasets_of_generators_have_one_maker() -> None:

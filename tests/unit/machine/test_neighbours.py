@@ -75,7 +75,7 @@ def test_sharing_of_too_few_cores_is_reported(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(console, "_warned", set())
+    monkeypatch.setattr(console.lines, "_warned", set())
     taken[4711] = tuple(range(7))
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)

@@ -37,7 +37,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Jo
         return JobFolder(pathlib.Path(output) / request.name)
 
     monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(console, "_warned", set())
+    monkeypatch.setattr(console.lines, "_warned", set())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return found

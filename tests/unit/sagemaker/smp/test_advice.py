@@ -19,7 +19,7 @@ MS = 1_000_000
 @pytest.fixture(autouse=True)
 def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runtime._here, "config", None)
-    monkeypatch.setattr(console, "_warned", set())
+    monkeypatch.setattr(console.lines, "_warned", set())
     runtime.init({"partitions": 1, "microbatches": 1})
     yield
 

@@ -1,4 +1,4 @@
-"""Unrequested lines of nanotf's output. Each begins with "nanotf: ".
+"""Prints unrequested lines, each of which begins with "nanotf: ".
 
 The prefix tells them from the program's own lines and from TensorFlow's. There are two ways to
 print one, `say` and `logger`. Requested output (a report, a table, `--help`, the output of a
@@ -17,6 +17,7 @@ import threading
 from typing import Any, TextIO
 
 PREFIX = "nanotf: "
+STREAMS = ("stdout", "stderr")
 
 logger = logging.getLogger("nanotf")
 # The loggers of Keras 2 and of TensorFlow, by name; nanotf passes on what they say in workers.
@@ -36,6 +37,23 @@ def say(text: object, file: TextIO | None = None) -> None:
         file: None for the current `sys.stdout`.
     """
     print(prefixed(str(text)), file=file or sys.stdout, flush=True)
+
+
+def pass_on(name: str, text: str) -> None:
+    """Prints what a worker has printed.
+
+    Args:
+        name: of the stream, one of `STREAMS`.
+    """
+    stream = getattr(sys, name)
+    if stream is None:  # as in a daemon, where `print` does nothing
+        return
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # a worker's streams take any text
+        encoding = stream.encoding
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
 
 
 _warned: set[str] = set()
