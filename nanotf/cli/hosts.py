@@ -14,7 +14,7 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nanotf.console import say
+from nanotf.console import status
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster, topology
 from nanotf.machine.cluster import Cluster
@@ -43,8 +43,8 @@ class First:
 
         found = self._hosts.cluster
         if found.size > 1:
-            say(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source}).")
-        self._hosts.wait_for_all(members.join_seconds())
+            with status(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source})"):
+                self._hosts.wait_for_all(members.join_seconds())
 
     def total(self) -> int:
         """Returns the number of workers on all hosts."""

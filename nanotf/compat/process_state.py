@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import pathlib
 import re
 import sys
 import sysconfig
@@ -32,6 +31,7 @@ import numpy as np
 from nanotf.compat.versions import require_tensorflow
 
 LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
+_STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")  # noqa: PTH118, ends with a slash
 _INSTALLED = {"site-packages", "dist-packages"}
 _UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)  # in /proc/self/status, Linux 4.7 on
 _CALLABLES = ("formatter", "override_repr")  # NumPy's print options that may not be pickled
@@ -263,9 +263,8 @@ _numbers = itertools.count()
 @functools.cache
 def is_users_file(path: str) -> bool:
     """Returns True if a module's file is the user's own, not an installed library's."""
-    found = pathlib.Path(path)
-    standard = pathlib.Path(sysconfig.get_path("stdlib"))
-    return not found.is_relative_to(standard) and not _INSTALLED & set(found.parts)
+    # Of thousands of modules, in the first call: `pathlib` would take longer than the call's start.
+    return not path.startswith(_STANDARD) and _INSTALLED.isdisjoint(path.split("/"))
 
 
 def _file_of(module: Any) -> str | None:

@@ -6,8 +6,10 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 from typing import Any
 
+from nanotf.console import status
 from nanotf.errors import UnsupportedVersionError
 
 OLDEST_KERAS_3 = (3, 10)
@@ -43,6 +45,17 @@ def require_tensorflow() -> Any:
             "'nanotf[gpu]' (tensorflow with CUDA)."
         )
     return importlib.import_module("tensorflow")
+
+
+def import_visibly() -> None:
+    """Imports TensorFlow and Keras, and tells the user so if that takes seconds.
+
+    For calls in programs that may not have imported them. An import of nanotf prints nothing.
+    """
+    imported = sys.modules.keys()
+    if "tensorflow" not in imported or not {"keras", "tf_keras"} & imported:
+        with status("importing TensorFlow"):
+            keras_module_name()
 
 
 @functools.cache

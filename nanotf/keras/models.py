@@ -170,7 +170,8 @@ class Accelerated:
         call = KerasCall.of(self, super().fit, args, kwargs, Accelerated.fit)  # type: ignore[misc]
         options = FitOptions.of(sharding, max_restarts, resume)
         where = Where.of(None, transport, cores_per_process, cores, backend)
-        return training.fit(call, num_processes, where, options, tune, read_processes)
+        with call.silence():
+            return training.fit(call, num_processes, where, options, tune, read_processes)
 
     @_taking_passed
     def evaluate(
@@ -204,7 +205,8 @@ class Accelerated:
 
         call = KerasCall.of(self, super().evaluate, args, kwargs, Accelerated.evaluate)  # type: ignore[misc]
         where = Where.of(num_processes, transport, cores_per_process, cores, backend)
-        return inference.evaluate(call, where, read_processes)
+        with call.silence():
+            return inference.evaluate(call, where, read_processes)
 
     @_taking_passed
     def predict(
@@ -238,7 +240,8 @@ class Accelerated:
 
         call = KerasCall.of(self, super().predict, args, kwargs, Accelerated.predict)  # type: ignore[misc]
         where = Where.of(num_processes, transport, cores_per_process, cores, backend)
-        return inference.predict(call, where, read_processes)
+        with call.silence():
+            return inference.predict(call, where, read_processes)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -9,6 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from nanotf import console
 from nanotf.errors import InvalidArgumentTypeError
 
 _ALIKE = 0.8  # `difflib`'s ratio: a letter or two are missing, added or exchanged
@@ -42,6 +44,10 @@ class KerasCall:
         # Keyword arguments that the method collects, and then rejects with its own error.
         unknown = given.pop("kwargs", None)
         return cls(model, method, args, kwargs, None if unknown else given)
+
+    def silence(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context without a status if the user wants no output: `verbose=0`."""
+        return console.silent((self.given or {}).get("verbose") == 0)
 
     def with_arguments(self, given: Mapping[str, Any]) -> KerasCall:
         """Returns the call with other arguments, all by name."""

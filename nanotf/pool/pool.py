@@ -41,8 +41,9 @@ from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.starts import SetupError
+from nanotf.pool.starts import SetupError, announced
 from nanotf.pool.supervision import PoolSupervisor, not_finished
+from nanotf.pool.transports import READS
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
@@ -97,6 +98,15 @@ class Pool:
         self._state_block: Block | None = None
         self.group: collectives.GroupOwner | None = None
         self._key = secrets.token_bytes(KEY_NBYTES)
+        with announced(self.size, "reader" if transport == READS else "worker"):
+            self._begin()
+        # No earlier: until here, this thread reads the channels.
+        for worker in self.workers:
+            self._start_threads_of(worker)
+
+    def _begin(self) -> None:
+        """Starts the workers, and waits until they are ready."""
+        plan, transport = self.plan, self.transport
         state = ProcessState.capture(early=True)  # what the workers start with
         self._crew = backends.crew_of(plan, transport, self._key)
         self.supervisor = PoolSupervisor(self._crew.workers, self.stall_seconds, transport)
@@ -113,9 +123,6 @@ class Pool:
             with interrupts.held_back():
                 self.kill()
             raise
-        # No earlier: until here, this thread reads the channels.
-        for worker in self.workers:
-            self._start_threads_of(worker)
 
     def _start_threads_of(self, worker: Worker) -> None:
         """Starts the threads that read a worker's channel and write to it."""

@@ -1,17 +1,31 @@
-"""A process that dies while it starts is started again, after a pause."""
+"""Starts of workers: announced if they take seconds, and tried again if a process dies.
+
+The import of TensorFlow takes seconds; a fork of a process that has imported it does not. So what
+imports it calls `takes_seconds`, in the middle of the start that `announced` has begun, and only
+then does the user read of it. The time is that of the last such start on this machine, which
+`nanotf/starts.json` in the user's cache directory keeps.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from nanotf.console import logger
+from nanotf.console import logger, status
 from nanotf.errors import WorkerDied, WorkerError
+from nanotf.machine import user_cache
+from nanotf.wire import files
 
 START_TRIES = 3
 PAUSE_SECONDS = 0.5  # before the second try; then twice as long
+
+NEWS = 0.2  # a time that differs from the noted one by more than this part of it is noted
+KEPT = 20  # times in the file
 
 _Started = TypeVar("_Started")
 
@@ -42,3 +56,86 @@ def started(start: Callable[[], _Started], ending: Callable[[], bool] = lambda: 
             logger.warning("%s It is started again: try %d of %d.", error.what, tries, START_TRIES)
         time.sleep(PAUSE_SECONDS * 2**attempt)
     raise AssertionError("unreachable")
+
+
+class _Start:
+    """A start of workers.
+
+    Args:
+        what: the workers, for people.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._key = ""  # of its time in the file; "" if it takes no seconds
+        self._shown = contextlib.ExitStack()
+
+    def takes_seconds(self, why: str) -> None:
+        if self._key:
+            return
+        self._key = f"{why} {sys.prefix}"
+        known = _times().get(self._key)
+        about = "some seconds" if known is None else f"about {max(1, round(known))} s"
+        self._shown.enter_context(status(f"starting {self._what}, {about}, once"))
+
+    def end(self) -> None:
+        self._shown.close()
+
+    def note(self) -> None:
+        """Notes how long it has taken."""
+        if self._key:
+            _note(self._key, time.monotonic() - self._began)
+
+
+_now: contextvars.ContextVar[_Start | None] = contextvars.ContextVar("start", default=None)
+
+
+@contextlib.contextmanager
+def announced(count: int, kind: str) -> Iterator[None]:
+    """Tells the user in this context, in which workers start, if that takes seconds.
+
+    Args:
+        count: the number of workers.
+        kind: the word for one of them.
+    """
+    start = _Start(f"{count} {kind}{'s' if count > 1 else ''}")
+    token = _now.set(start)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+        start.end()
+    start.note()
+
+
+def takes_seconds(why: str) -> None:
+    """Tells the user that the workers of this context take seconds to start, and why not less.
+
+    Args:
+        why: a word by which the time is noted.
+    """
+    if (start := _now.get()) is not None:
+        start.takes_seconds(why)
+
+
+def _times() -> dict[str, float]:
+    """Returns the noted times in seconds, by key."""
+    try:
+        path = user_cache.folder() / "starts.json"
+        with files.doubting(path):
+            return {str(key): float(seconds) for key, seconds in files.read_json(path).items()}
+    except (OSError, files.Damaged, user_cache.NoHomeError):  # then nobody knows the time
+        return {}
+
+
+def _note(key: str, seconds: float) -> None:
+    times = _times()
+    if abs(times.pop(key, 0.0) - seconds) <= NEWS * seconds:
+        return
+    latest = {key: round(seconds, 1), **dict(list(times.items())[: KEPT - 1])}
+    # A time for people is worth no warning.
+    with contextlib.suppress(OSError, user_cache.NoHomeError):
+        path = user_cache.folder() / "starts.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, latest)

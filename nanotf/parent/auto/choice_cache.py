@@ -7,13 +7,14 @@ another one writes finds the whole old or the whole new file. Two writers write 
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
+from nanotf.machine import user_cache
+from nanotf.machine.user_cache import NoHomeError
 from nanotf.wire import files
 
 VERSION = 3  # of the file; other versions are ignored
@@ -26,27 +27,13 @@ _OPTIONAL = {
 _LONGEST = 1e9  # seconds; more is not a time, and neither is infinity
 
 
-class NoHomeError(NanoError):
-    """The user has no home directory, and no variable names one."""
-
-
 def path() -> pathlib.Path:
-    """Returns the file's path. Reads the environment variables XDG_CACHE_HOME and HOME.
+    """Returns the file's path.
 
     Raises:
-        NoHomeError: Neither is set, and the user has no entry in the password database, as in a
-            container that runs under an arbitrary user id.
+        NoHomeError: As `user_cache.folder`.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        # The XDG specification says to ignore a relative path.
-        root = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
-    except RuntimeError as error:
-        raise NoHomeError(
-            "Measurements are remembered in the user's cache directory. Received: a user without "
-            "a home directory, and no HOME. Set XDG_CACHE_HOME to a directory."
-        ) from error
-    return root / "nanotf" / "tuning.json"
+    return user_cache.folder() / "tuning.json"
 
 
 def entries() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import contextvars
 import dataclasses
 import itertools
 import os
@@ -118,8 +119,9 @@ class BatchReaders:
         self._pool: ItemPool | None = None
         self._seats = [_Seat() for _ in placements]
         plan = topology.Plan(tuple(placements))
+        context = contextvars.copy_context()
         self._thread = threading.Thread(
-            target=self._run, args=(plan,), name="nanotf-readers", daemon=True
+            target=context.run, args=(self._run, plan), name="nanotf-readers", daemon=True
         )
         self._thread.start()
 

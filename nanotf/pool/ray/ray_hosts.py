@@ -18,6 +18,7 @@ from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import HostsPlan
 from nanotf.pool.ray import ray_cluster
 from nanotf.pool.ray.ray_agent import RayAgent, name_of
+from nanotf.pool.starts import takes_seconds
 
 PLACE_SECONDS = 60.0  # for Ray to find free CPUs
 JOIN_SECONDS = 60.0  # for Ray to start, or restart, the agents, from a cold network file system
@@ -74,6 +75,7 @@ class RayHosts:
     """
 
     def __init__(self, plan: HostsPlan, transport: str) -> None:
+        takes_seconds("Ray")
         self._plan, self._owner = plan, os.getpid()
         self._ray = ray = ray_cluster.connect()
         self._session = ray_cluster.session(ray)

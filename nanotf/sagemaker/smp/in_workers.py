@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from nanotf import console
 from nanotf.compat import keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.compat.keras_common import tf_variable
@@ -180,7 +181,8 @@ class WorkersModel:
         call = f"{method}(num_processes={size})"
         owner = MailboxOwner(size, stall_seconds())
         try:
-            with supervised(owner):
+            silence = console.silent(given.get("verbose") == 0)
+            with supervised(owner), silence:
                 ended: Sequence[RankResult] = joint_items.together(
                     run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call
                 )

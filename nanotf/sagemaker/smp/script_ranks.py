@@ -118,6 +118,8 @@ def run(script: RankScript, size: int) -> int:
     from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
 
     plan = neighbours.plan(size)
+    if sys.stderr is not None:  # a line that stays: the terminal is rank 0's from now on
+        say(f"starting {size} ranks", sys.stderr)
     with ExitStack() as stack:
         owner = MailboxOwner(size, stall_seconds())
         stack.callback(owner.close)
