@@ -73,6 +73,8 @@ class RecordError(NanoError, ValueError):
     """A stream of records is corrupt, ends too early, or does not come."""
 
 
+_PRINTED_LINES = 8  # of an item's output, in the text of its error
+
 _Retold = TypeVar("_Retold", bound="WorkerError")
 
 
@@ -90,6 +92,8 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str, the last lines of the worker's log.
         what: str, the event without its consequences; if empty, `message` is used.
         partition: int or None, the part of a model that it held (`nanotf.smp`).
+        printed: str, what the item had printed, with `nanotf.map(..., output="keep")`; the last
+            million characters.
         index: int or None, the item of `nanotf.map` that failed.
 
     Attributes:
@@ -110,6 +114,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
         partition: int | None = None,
+        printed: str = "",
         index: int | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
@@ -123,6 +128,7 @@ class WorkerError(NanoError, RuntimeError):
         self.log_tail = log_tail
         self.what = what or message
         self.partition = partition
+        self.printed = printed
         self.index = index
 
     def retold(self, kind: type[_Retold], message: str, index: int | None = None) -> _Retold:
@@ -146,6 +152,7 @@ class WorkerError(NanoError, RuntimeError):
             self.log_tail,
             self.what,
             self.partition,
+            self.printed,
             self.index,
         )
 
@@ -155,6 +162,10 @@ class WorkerError(NanoError, RuntimeError):
             parts.append(f"Traceback in the worker:\n{self.remote_traceback.rstrip()}")
         elif self.remote_traceback:
             parts.append(f"{tracebacks.VARIABLE}=full shows the whole traceback.")
+        if self.printed.strip():
+            lines = self.printed.rstrip().splitlines()
+            shown = lines if whole else lines[-_PRINTED_LINES:]
+            parts.append("\n".join(["Last lines that it printed:", *shown]))
         if self.log_tail and (whole or not self.remote_traceback):
             parts.append(f"Last lines of its log:\n{self.log_tail.rstrip()}")
         return "\n\n".join(parts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import pass_on
 from nanotf.errors import (
     DivergedError,
     NanoError,
@@ -41,15 +41,6 @@ from nanotf.wire.blocks import Block
 ABANDON_SECONDS = 60.0  # time for workers to use the batches that they have, after the data raised
 FAILED_SECONDS = 1.0  # time for user code to finish making a batch, after a failure
 STATE_BLOCK = 0  # the call's first block, which the pool keeps; the blocks of arrays follow
-
-
-def show(message: messages.Printed) -> None:
-    """Prints what a worker has printed."""
-    # May be from an ended order: a logger keeps the stream that it was created with.
-    stream = getattr(sys, message.stream)
-    if stream is not None:  # as in a daemon, where `print` does nothing
-        stream.write(message.text)
-        stream.flush()
 
 
 def seed_of_user(number: int) -> int:
@@ -337,7 +328,7 @@ class Call:
             self._data_have_failed(message)
 
     def _on_printed(self, rank: int, message: messages.Printed) -> None:
-        show(message)
+        pass_on(message.stream, message.text)
 
     def _on_warned(self, rank: int, message: Any) -> None:
         warned.give(message)

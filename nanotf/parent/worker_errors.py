@@ -10,16 +10,21 @@ from nanotf.wire import messages
 
 
 def failure_of(
-    worker: Worker, message: messages.OrderFailed, where: str = "", index: int | None = None
+    worker: Worker,
+    message: messages.OrderFailed,
+    where: str = "",
+    index: int | None = None,
+    printed: str = "",
 ) -> WorkerError:
     """Returns the exception for a call that raised in a worker, of the original class if possible.
 
     Args:
         where: the item, in front of the sentence; empty for a call.
         index: of an item; None for a call.
+        printed: what the item has printed, if that was kept.
     """
     who = f"{where}Worker {message.rank} ({worker.where()})"
-    return worker_raised(worker.error(WorkerError, "", index=index), message, who)
+    return worker_raised(worker.error(WorkerError, "", index=index, printed=printed), message, who)
 
 
 def worker_raised(error: WorkerError, message: messages.OrderFailed, who: str) -> WorkerError:

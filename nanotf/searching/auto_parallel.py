@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.console import say
+from nanotf.console import say, status
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
 from nanotf.parent.auto import candidates, timed_fits
@@ -109,7 +109,8 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> i
     key = [topology.usable_count(), request.cores_per_process]
     known = study.user_attrs.get(studies.PARALLEL, {})
     if known.get("key") != key or not {*numbers} <= {*known["tried"]}:
-        known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
+        with status("measuring how many trials at a time end first"):
+            known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
         study.set_user_attr(studies.PARALLEL, known)
     step = {int(n): t for n, t in known["step"].items() if int(n) in numbers}
     if not step:  # nothing was measured: trials raised what `catch` names, or had no step

@@ -9,10 +9,11 @@ from typing import Any
 
 import cloudpickle
 
+from nanotf import console
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, WorkerDied
 from nanotf.machine import topology
-from nanotf.parent.map import mapping
+from nanotf.parent.map import item_call, mapping
 from nanotf.searching import auto_parallel, studies
 from nanotf.searching.requirement import require_optuna
 from nanotf.searching.result import SearchResult
@@ -79,17 +80,27 @@ class SearchRun:
     def _run_items(self, count: int, workers: int, lock: pathlib.Path) -> None:
         request = self._request
         first = len(self._study.get_trials(deepcopy=False))
-        results = mapping.imap(
-            self._function(workers, lock),
-            range(first, first + count),
+        function, slots = self._function(workers, lock), range(first, first + count)
+        verbose = 0 if self._verbose == 2 else self._verbose
+        bar = console.ItemBar("search", verbose, self._best_so_far)
+
+        def number(index: int) -> object:
+            found = studies.number_for(self._study, function.item(slots[index]))
+            return slots[index] if found is None else found
+
+        results = item_call.run_items(
+            function,
+            slots,
             workers,
+            bar,
+            number,
             cores_per_process=request.cores_per_process,
             shared={"fit": request.fit},
             on_error="return",
             cores=request.cores,
             seed=self._seed,
             max_restarts=request.max_restarts,
-            verbose=0 if self._verbose == 2 else self._verbose,
+            output=request.output,
         )
         with results:
             for result in results:
@@ -107,7 +118,13 @@ class SearchRun:
         if model is not None and self._study.best_trial.number == number:
             self._best = number, model
 
-    def _function(self, workers: int, lock: pathlib.Path) -> Any:
+    def _best_so_far(self) -> str:
+        best = studies.best_of(self._study)
+        if best is None:
+            return ""
+        return f"best {self._request.recipe.metric} {best.value:.4g} (trial {best.number})"
+
+    def _function(self, workers: int, lock: pathlib.Path) -> TrialFunction:
         """Returns the function that runs a trial in a worker."""
         study, request = self._study, self._request
         opened = {
@@ -139,15 +156,18 @@ class SearchRun:
         request = self._request
         seed = studies.training_seed(self._seed, study, trial)
         function = BestModel(request.recipe, dict(trial.params), seed)
-        [model] = mapping.map(
-            function,
-            [trial.number],
-            1,
-            cores_per_process=request.cores_per_process,
-            shared={"fit": request.fit},
-            cores=request.cores,
-            verbose=0,
-        )
+        retraining = console.status(f"training the model of trial {trial.number} again")
+        with console.silent(self._verbose == 0), retraining:
+            [model] = mapping.map(
+                function,
+                [trial.number],
+                1,
+                cores_per_process=request.cores_per_process,
+                shared={"fit": request.fit},
+                cores=request.cores,
+                verbose=0,
+                output=request.output,
+            )
         return model
 
 

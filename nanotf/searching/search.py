@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nanotf import console
+from nanotf.compat import versions
 from nanotf.searching.requirement import require_optuna
 from nanotf.searching.result import SearchResult
 from nanotf.tracebacks import raising_at_the_call
@@ -41,6 +43,7 @@ def search(
     max_restarts: int = 1,
     catch: Any = (),
     verbose: Any = "auto",
+    output: str = "prefix",
     **fit: Any,
 ) -> SearchResult:
     """Searches hyperparameters of a Keras model with Optuna, several trials side by side.
@@ -83,7 +86,8 @@ def search(
         catch: exception class or tuple of classes. A trial that raises one fails, and the search
             continues. By default any exception ends the search.
         verbose: "auto", 0, 1 or 2. 0 shows nothing, 2 Optuna's line for each trial, others a
-            progress bar.
+            progress bar, with the best value so far.
+        output: "prefix", "keep" or "drop", as in `nanotf.map`; the prefix is the trial's number.
         **fit: arguments of Keras's `fit` for all trials, such as `epochs` and `validation_split`.
             Each trial has copies of `callbacks`.
 
@@ -111,6 +115,8 @@ def search(
         >>> result.best_model.save("best.keras")
     """
     require_optuna()
+    with console.silent(verbose == 0):
+        versions.import_visibly()
     from nanotf.searching import runs, search_arguments, studies  # they import Optuna
 
     request = search_arguments.check(
@@ -126,13 +132,18 @@ def search(
         max_restarts=max_restarts,
         catch=catch,
         verbose=verbose,
+        output=output,
         fit=fit,
     )
     search_arguments.check_study(storage, study_name)
     search_arguments.check_pruner(pruner)
     seed = search_arguments.check_seed(seed)
     search_arguments.check_sampler(sampler, 0)  # before the study, which knows the seed, is opened
-    with studies.log_level(verbose), studies.storage_for(storage) as opened:
+    with (
+        console.silent(verbose == 0),
+        studies.log_level(verbose),
+        studies.storage_for(storage) as opened,
+    ):
         study = studies.open_study(opened, study_name, request.direction, metric, pruner)
         with studies.sole_search(study):
             seed = studies.seed_for(study, seed)

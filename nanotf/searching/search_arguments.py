@@ -39,6 +39,7 @@ class SearchArguments:
     cores: Any  # logical CPUs, a sequence of int; None for all that are usable
     catch: tuple[type[Exception], ...]  # with which a trial fails, and the search continues
     max_restarts: int  # how often a trial whose worker died is tried again
+    output: str  # as in `nanotf.map`
 
 
 def check(
@@ -48,7 +49,8 @@ def check(
 
     Args:
         build, space, data, metric, trials, parallel: as in `search`.
-        **other: its direction, cores_per_process, cores, catch, max_restarts, verbose and `fit`.
+        **other: its direction, cores_per_process, cores, catch, max_restarts, verbose, output and
+            `fit`.
 
     Raises:
         NanoError: One of them cannot be used.
@@ -67,6 +69,7 @@ def check(
     found = distributions(space)
     fit, source = _data(data, other["fit"])
     item_arguments.check_verbose(other["verbose"])
+    item_arguments.check_output(other["output"])
     _check_parameters({"build": build, "data": source}, set(found))
     return SearchArguments(
         Recipe(build, source, metric),
@@ -79,6 +82,7 @@ def check(
         other["cores"],
         _catch(other["catch"]),
         item_arguments.check_max_restarts(other["max_restarts"]),
+        other["output"],
     )
 
 

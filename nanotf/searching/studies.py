@@ -300,6 +300,18 @@ def ended_for(study: Any, item: str) -> int | None:
     return None
 
 
+def number_for(study: Any, item: str) -> int | None:
+    """Returns the number of the latest trial that has begun for an item, or None."""
+    numbers = [t.number for t in study.get_trials(deepcopy=False) if t.user_attrs.get(ITEM) == item]
+    return max(numbers, default=None)
+
+
+def best_of(study: Any) -> Any:
+    """Returns the trial with the best value, or None if there is none with a value."""
+    completed = (require_optuna().trial.TrialState.COMPLETE,)
+    return study.best_trial if study.get_trials(deepcopy=False, states=completed) else None
+
+
 def _begins() -> str:
     return f"{BEGINS} {platform.node()}"
 

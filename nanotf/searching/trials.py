@@ -56,7 +56,6 @@ class Recipe:
         found = dict(fit)
         if self.data is not None:
             found |= as_arguments(self.data(**taken(self.data, parameters)))
-        found.setdefault("verbose", 0)  # bars of several workers would overwrite each other
         # The worker keeps its arguments from trial to trial; a callback has a state.
         found["callbacks"] = copy.deepcopy(_listed(found.get("callbacks")))
         return found
@@ -170,8 +169,7 @@ class TrialFunction:
         Returns:
             A tuple of the trial's number, and of its model if it is the best so far, or None.
         """
-        study = self._opened()
-        item = f"{self.items} {slot}"
+        study, item = self._opened(), self.item(slot)
         # A worker that died may have ended the trial before its result arrived.
         done = studies.ended_for(study, item)
         if done is not None:
@@ -180,11 +178,13 @@ class TrialFunction:
         with studies.beginning(study, self.lock, item, self.max_restarts) as begun:
             run = _OneTrial(self, fit, begun)
             study.optimize(run.objective, n_trials=1, catch=self.catch)
-        completed = study.get_trials(
-            deepcopy=False, states=(require_optuna().trial.TrialState.COMPLETE,)
-        )
-        is_best = bool(completed) and study.best_trial.number == run.number
+        best = studies.best_of(study)
+        is_best = best is not None and best.number == run.number
         return run.number, run.model if is_best else None
+
+    def item(self, slot: int) -> str:
+        """Returns the value of `studies.ITEM` for an item of `nanotf.imap`."""
+        return f"{self.items} {slot}"
 
     def _opened(self) -> Any:
         if self._study is None:

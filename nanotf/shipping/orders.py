@@ -206,6 +206,7 @@ class ItemOrder:
     has_block: bool  # whether the order's last block holds its arrays
     seed: int  # for all random number generators
     terminal: Terminal
+    quiet: bool  # whether Keras's bars are quiet unless the function asks for them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,13 @@ what would keep the graphs of ended items in memory (`life`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import quiet_bars
 from nanotf.shipping import orders
 from nanotf.shipping.objects import pickling, whole
 from nanotf.shipping.objects.packing import Packer, Pickled
@@ -68,7 +70,8 @@ class ItemSession:
         if message.descriptors:
             arguments["descriptors"] = message.descriptors
         _begin(message, order)
-        with output.relayed(self._printing(message.order), order.terminal):
+        quiet = quiet_bars.quiet_by_default() if order.quiet else contextlib.nullcontext()
+        with quiet, output.relayed(self._printing(message.order), order.terminal):
             result = function(item, **arguments)
         return self._send_arrays(message.order, result)
 

@@ -49,9 +49,10 @@ def replace_for_life() -> None:
     A worker finds this done by the process that forked it: to look through all modules takes time,
     and a copy of every page that holds an object.
     """
-    from nanotf.compat import custom_gradients, replacements, step_errors
+    from nanotf.compat import custom_gradients, quiet_bars, replacements, step_errors
 
-    table = (*custom_gradients.TABLE, *step_errors.TABLE)
+    tables = custom_gradients.TABLE, quiet_bars.TABLE, step_errors.TABLE
+    table = [row for each in tables for row in each if row.applies()]
     if not all(row.is_installed() for row in table):
         replacements.install(table, None)
 

@@ -19,12 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.console import LIBRARIES, logger, say
+from nanotf.console import LIBRARIES, STREAMS, logger, say
 from nanotf.region import scope
 from nanotf.shipping.orders import Terminal
 from nanotf.wire import messages
 
-STREAMS = ("stdout", "stderr")
 _PIPE_BYTES = 1 << 16  # what a pipe holds
 
 # Held while text is sent, by Python's streams and by the reader of `tf.print`'s pipe, so that all

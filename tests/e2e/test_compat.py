@@ -32,6 +32,7 @@ from nanotf.compat import (
     keras_optimizers,
     keras_runs,
     one_replica,
+    quiet_bars,
     step_errors,
     values,
     versions,
@@ -483,7 +484,7 @@ def heap_of(value: Any) -> Any:
     return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 
-TABLES = (*overrides.TABLE, *custom_gradients.TABLE, *step_errors.TABLE)
+TABLES = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
 REPLACED = [row for row in TABLES if row.applies()]
 
 

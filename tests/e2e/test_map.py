@@ -198,6 +198,7 @@ BAD = {
     "max_restarts": ((square, [1]), {"max_restarts": -1}, ValueError, "max_restarts=-1"),
     "seed": ((square, [1]), {"seed": 1.5}, TypeError, r"seed=1\.5"),
     "verbose": ((square, [1]), {"verbose": 3}, ValueError, "verbose=3"),
+    "output": ((square, [1]), {"output": "show"}, ValueError, "'prefix', 'keep'.*'show'"),
 }
 
 

@@ -156,6 +156,30 @@ def test_exceptions_of_trials() -> None:
         )
 
 
+def test_what_the_user_sees(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bar with the best value, and prints with the trial's number, also of a continued study."""
+
+    def speak(units: int) -> Any:
+        print("units", units)
+        return build(units)
+
+    def call(**options: Any) -> tuple[Any, list[str], list[str]]:
+        result = nanotf.search(
+            speak, {"units": (2, 8)}, (X, Y), "loss", 3, 2, seed=0, epochs=2, **options
+        )
+        said = capfd.readouterr()
+        return result, said.out.splitlines(), said.err.splitlines()
+
+    result, printed, shown = call()
+    expected = [f"[{row['number']}] units {row['params']['units']}" for row in result.table]
+    assert sorted(printed) == expected  # Keras's bars are quiet
+    best = f"best loss {result.best_value:.4g} (trial {result.best_trial.number})"
+    assert shown[0].startswith("nanotf: search 0/3") and shown[-1].startswith("nanotf: search 3/3")
+    assert shown[-1].endswith(best)
+    _, printed, shown = call(output="drop", verbose=0)
+    assert (printed, shown) == ([], [])
+
+
 @pytest.mark.thorough
 def test_the_number_of_workers_changes_no_trial() -> None:
     def data(batch_size: int) -> Any:
@@ -248,6 +272,7 @@ def test_the_program_is_killed(tmp_path: pathlib.Path) -> None:
         ({"catch": "ValueError"}, InvalidArgumentTypeError, "`catch`"),
         ({"max_restarts": -1}, InvalidArgumentError, "`max_restarts`"),
         ({"verbose": 3}, InvalidArgumentError, "`verbose`"),
+        ({"output": "show"}, InvalidArgumentError, "`output`"),
     ],
 )
 def test_bad_input(change: dict[str, Any], kind: type[Exception], text: str) -> None:

@@ -16,6 +16,7 @@ from nanotf.errors import (
     check_integer,
 )
 from nanotf.machine.topology import AUTO
+from nanotf.parent.map.item_output import OUTPUT
 
 ON_ERROR = ("raise", "return")
 VERBOSE = ("auto", 0, 1, 2)
@@ -37,6 +38,11 @@ def name_of(function: Any) -> str:
 def check_on_error(on_error: Any) -> None:
     """Rejects what `on_error` does not accept."""
     check_choice("on_error", on_error, ON_ERROR)
+
+
+def check_output(output: Any) -> None:
+    """Rejects what `output` does not accept."""
+    check_choice("output", output, OUTPUT)
 
 
 def check_verbose(verbose: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, WorkerError
 from nanotf.parent.map.item_run import ItemRun, Outcome
 from nanotf.pool import interrupts
@@ -27,18 +27,20 @@ class Results(Iterator[Any]):
         count: int, number of items.
         ordered: bool, whether results keep the order of the items.
         raises: bool, whether a failed item raises; otherwise its exception is a result.
-        bar: Keras's progress bar or None.
     """
 
-    def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool, bar: Any) -> None:
+    def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool) -> None:
         self._run = run
-        self._ordered, self._raises, self._bar = ordered, raises, bar
+        self._ordered, self._raises = ordered, raises
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
         self._open = set(range(count))  # indices of items without an outcome
         self._count, self._passed = count, 0
         # A daemon, and no finalizer at exit: the process does not wait for results that nobody
         # reads, and `warm` ends the workers.
-        self._thread = threading.Thread(target=run.run, name="nanotf-map", daemon=True)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(run.run,), name="nanotf-map", daemon=True
+        )
         self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads
         self._stop.atexit = False
         self._thread.start()
@@ -124,8 +126,6 @@ class Results(Iterator[Any]):
                 continue
             assert outcome is not None, "the run ends after its last outcome"
             self._open.remove(outcome.index)
-            if self._bar is not None:
-                self._bar.add(1)
             # A failure that raises ends the call at once, whatever is to precede it.
             failed = outcome.error is not None and self._raises
             if not self._ordered or failed or outcome.index == self._passed:
@@ -153,10 +153,3 @@ def _result(outcome: Outcome) -> Any:
             f"{type(error).__name__}: {error}, for item {outcome.index}. Return arrays, numbers or "
             "a Keras model."
         ) from error
-
-
-def progress_bar(count: int, verbose: Any) -> Any:
-    """Returns Keras's progress bar for a number of items."""
-    keras = require_tensorflow().keras
-    shown = 1 if verbose == "auto" else verbose
-    return keras.utils.Progbar(count, verbose=shown, unit_name="item")

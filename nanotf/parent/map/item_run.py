@@ -1,7 +1,8 @@
 """One `nanotf.map` in the parent: gives items to workers, and collects the results.
 
-    mapping.map | imap   checks the arguments, ships function and items, hands out the results
-      ItemRun.run        a thread that has the pool: one item a worker at a time
+    mapping.map | imap
+      item_call.run_items   checks the arguments, ships function and items
+        ItemRun.run         a thread that has the pool: one item a worker at a time
 
 A thread, so that the workers continue while the user's code works on a result.
 """
@@ -18,9 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nanotf.compat.process_state import ProcessState
-from nanotf.console import logger
+from nanotf.console import ItemBar, logger
 from nanotf.errors import WorkerDied, WorkerError
-from nanotf.parent import calls, worker_errors
+from nanotf.parent import worker_errors
+from nanotf.parent.map.item_output import ItemOutput
 from nanotf.pool import interrupts, warm
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.plans import AnyPlan
@@ -62,6 +64,7 @@ class Task:
     seed: int  # with an item's index it seeds the item's random numbers
     state: ProcessState  # of this process when the user made the call
     terminal: orders.Terminal
+    quiet: bool  # as in `orders.ItemOrder`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,18 +104,24 @@ def seed_of(base: int, index: int) -> int:
 class ItemRun:
     """One call: its items, and the workers that have them.
 
+    Args:
+        bar: shows how far it is, and has begun; the run ends it.
+        output: handles what the items print.
+
     Attributes:
         outcomes: queue of `Outcome`, in the order in which items end; then of the exception that
             ended the call, or None. The run's thread fills it.
     """
 
-    def __init__(self, task: Task, policy: Policy) -> None:
+    def __init__(self, task: Task, policy: Policy, bar: ItemBar, output: ItemOutput) -> None:
         self.task, self.policy = task, policy
+        self._bar, self._output = bar, output
         self.outcomes: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
         self._waiting = collections.deque(range(len(task.items)))
         self._left = len(task.items)
         self._restarts: collections.Counter[int] = collections.Counter()  # by item
         self._running: dict[int, int] = {}  # by rank, the item
+        self._latest: dict[int, int] = {}  # by rank, the same, also once it has ended
         self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `OrderDone`
         self._given: collections.Counter[int] = collections.Counter()  # by rank, of one process
         self._absent: set[int] = set()  # ranks without a worker that could take an item
@@ -131,11 +140,15 @@ class ItemRun:
                 with explaining_few_descriptors(pool.size):
                     self._run_on(pool)
         except _NoMoreWanted:
-            self.outcomes.put(None)
+            self._end_call(None)
         except BaseException as error:  # raised in the thread that waits for outcomes
-            self.outcomes.put(error)
+            self._end_call(error)
         else:
-            self.outcomes.put(None)
+            self._end_call(None)
+
+    def _end_call(self, error: BaseException | None) -> None:
+        self._bar.end()  # before the error is printed
+        self.outcomes.put(error)
 
     def cancel(self) -> None:
         """Makes the run end soon; its workers are killed in the middle of their items."""
@@ -182,7 +195,10 @@ class ItemRun:
         self._give_up(pool, rank, event.error)
 
     def _on_printed(self, pool: ItemPool, rank: int, message: Any) -> None:
-        calls.show(message)
+        # Not that of the message's order: a logger keeps the stream that it was created with.
+        # Without an item, it is a thread of an earlier call that prints.
+        if rank in self._latest:
+            self._output.take(self._latest[rank], message.stream, message.text)
 
     def _on_delivery(self, pool: ItemPool, rank: int, message: Any) -> None:
         self._results[rank] = message
@@ -192,9 +208,8 @@ class ItemRun:
 
     def _on_failed(self, pool: ItemPool, rank: int, message: Any) -> None:
         index = self._running[rank]
-        error = worker_errors.failure_of(
-            pool.workers[rank], message, f"{self._name(index)}: ", index
-        )
+        where, printed = f"{self._name(index)}: ", self._output.end(index)
+        error = worker_errors.failure_of(pool.workers[rank], message, where, index, printed)
         self._end_item(rank, Outcome(index, error=error))
 
     def _succeeded(self, rank: int, done: messages.OrderDone) -> Outcome:
@@ -210,6 +225,8 @@ class ItemRun:
 
     def _finish(self, outcome: Outcome) -> None:
         self._left -= 1
+        self._output.end(outcome.index)
+        self._bar.item_ends(outcome.index, outcome.error is not None)
         self.outcomes.put(outcome)
 
     def _name(self, index: int) -> str:
@@ -252,9 +269,11 @@ class ItemRun:
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        contents = orders.ItemOrder(task, item.whole, of_item is not None, seed, self.task.terminal)
+        how = self.task.terminal, self.task.quiet
+        contents = orders.ItemOrder(task, item.whole, of_item is not None, seed, *how)
         sizes = tuple(block.nbytes for block in blocks)
-        self._running[rank] = index
+        self._running[rank] = self._latest[rank] = index
+        self._bar.item_begins(index)
         self._given[rank] += 1
         body, number = pickling.dumps(contents), pool.next_order()
         order = messages.Order(number, body, sizes, self._ends(index), self.task.state)
@@ -303,6 +322,8 @@ class ItemRun:
         del self._running[rank]
         self._restarts[index] += 1
         self._waiting.appendleft(index)  # before items that nobody has begun
+        self._output.end(index)
+        self._bar.item_is_lost(index)
         logger.warning(
             "%s %s is run again: restart %d of %d.",
             died.what,
@@ -314,7 +335,9 @@ class ItemRun:
     def _failed(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
         text = f"{self._name(index)}: {died.what}{self._remedy()}"
-        return died.retold(WorkerDied, text, index)
+        error = died.retold(WorkerDied, text, index)
+        error.printed = self._output.end(index)
+        return error
 
     def _remedy(self) -> str:
         """Returns the end of the text of an error for a lost item."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanotf.parent.map import mapping
+from nanotf.console import ItemBar
+from nanotf.parent.map import item_call
+from nanotf.parent.map.item_output import PassedOnOutput
 from nanotf.parent.map.item_results import Results
 from nanotf.parent.map.item_run import ItemRun, Policy, Task
 from nanotf.parent.where import check_may_start
@@ -45,9 +47,9 @@ def together(
     size = len(labels)
     # No restarts: a rank that fails ends the call.
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
-    task = mapping.task_of(function, range(size), shared, 0, orders.Terminal.capture())
+    task = item_call.task_of(function, range(size), shared, 0, orders.Terminal.capture(), False)
     run = _JointItems(task, policy, descriptors, labels)
-    with Results(run, size, True, True, None) as results:
+    with Results(run, size, True, True) as results:
         return results.all()
 
 
@@ -61,7 +63,7 @@ class _JointItems(ItemRun):
         descriptors: Callable[[int], tuple[int, ...]],
         labels: Sequence[str],
     ) -> None:
-        super().__init__(task, policy)
+        super().__init__(task, policy, ItemBar("", 0), PassedOnOutput())
         self._descriptors, self._labels = descriptors, labels
 
     def _ends(self, index: int) -> tuple[int, ...]:

@@ -6,24 +6,16 @@ and hyper-parameters of small models run side by side.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanotf.compat.process_state import ProcessState
-from nanotf.machine import topology
+from nanotf import console
+from nanotf.compat import versions
 from nanotf.parent.map import item_arguments
-from nanotf.parent.map.item_results import Results, progress_bar
-from nanotf.parent.map.item_run import ItemRun, PackedObject, Policy, Task
-from nanotf.parent.where import check_may_start
-from nanotf.pool import backends
-from nanotf.pool.plans import AnyPlan
-from nanotf.shipping import orders
-from nanotf.shipping.objects import whole
-from nanotf.shipping.objects.packing import Packer
 from nanotf.tracebacks import raising_at_the_call
 
-_NO_TERMINAL = {"stdout": False, "stderr": False}
+if TYPE_CHECKING:
+    from nanotf.parent.map.item_results import Results
 
 
 @raising_at_the_call
@@ -41,6 +33,7 @@ def map(
     recycle_after: int | None = None,
     memory_limit: int | str | None = "auto",
     verbose: Any = "auto",
+    output: str = "prefix",
 ) -> list[Any]:
     """Calls `function(item)` for every item, on several core-pinned processes side by side.
 
@@ -75,7 +68,14 @@ def map(
         memory_limit: "auto", int or None. A worker that uses more bytes after an item is replaced;
             TensorFlow itself takes a few hundred MB of them. "auto", the default, replaces a worker
             that has grown by 256 MiB since its first item. None sets no limit.
-        verbose: "auto", 0, 1 or 2, as in `fit`: 0 shows no progress bar.
+        verbose: "auto", 0, 1 or 2. 0 shows nothing of nanotf's own. 1 and "auto" show a bar on
+            stderr, with how many items have ended and run, and the time left; without a terminal
+            a line from time to time. 2 shows a line for each item that has ended.
+        output: "prefix", "keep" or "drop": what becomes of the text that items print, to stdout,
+            to stderr or by `tf.print`. "prefix", the default, shows it in whole lines, each with
+            its item's index in front, such as "[3] loss 0.2". "keep" shows nothing: if an item
+            fails, its error ends with the last lines and has the text as `printed`. "drop" forgets
+            it. With any of them, Keras's own bars are quiet unless the function passes `verbose`.
 
     Returns:
         A list of the results, in the order of the items.
@@ -105,6 +105,7 @@ def map(
         recycle_after=recycle_after,
         memory_limit=memory_limit,
         verbose=verbose,
+        output=output,
     ) as results:
         return results.all()
 
@@ -125,6 +126,7 @@ def imap(
     recycle_after: int | None = None,
     memory_limit: int | str | None = "auto",
     verbose: Any = 0,
+    output: str = "prefix",
 ) -> Results:
     """Returns an iterator over the results of `map`, each as soon as it is there.
 
@@ -133,7 +135,7 @@ def imap(
 
     Args:
         function, items, num_processes, cores_per_process, shared, on_error, cores, seed,
-            max_restarts, recycle_after, memory_limit: as in `map`.
+            max_restarts, recycle_after, memory_limit, output: as in `map`.
         ordered: bool, default False: results come in the order in which items end, as from
             `multiprocessing.Pool.imap_unordered`. True keeps the order of the items.
         verbose: as in `map`, default 0.
@@ -149,65 +151,25 @@ def imap(
         ...     for model in results:
         ...         ensemble.append(model)
     """
-    item_arguments.check_on_error(on_error)
     item_arguments.check_verbose(verbose)
-    chosen = item_arguments.check_items(items)
-    given = item_arguments.check_shared(function, chosen[0], shared)
-    base = item_arguments.check_seed(seed)
-    policy = Policy(
-        _plan(num_processes, cores_per_process, cores, len(chosen)),
-        item_arguments.check_max_restarts(max_restarts),
-        item_arguments.check_recycle_after(recycle_after),
-        item_arguments.check_memory_limit(memory_limit),
-    )
-    # Bars that several workers redraw would overwrite each other.
-    terminal = orders.Terminal(_NO_TERMINAL, shutil.get_terminal_size().columns)
-    run = ItemRun(task_of(function, chosen, given, base, terminal), policy)
-    bar = None if verbose == 0 else progress_bar(len(chosen), verbose)
-    return Results(run, len(chosen), ordered, on_error == "raise", bar)
+    with console.silent(verbose == 0):
+        versions.import_visibly()
+        from nanotf.parent.map.item_call import run_items  # imports TensorFlow, too
 
-
-def _plan(num_processes: Any, cores_per_process: Any, cores: Any, count: int) -> AnyPlan:
-    """Plans the workers of this machine for a number of items."""
-    check_may_start(f"nanotf.map(num_processes={num_processes!r})")
-    if num_processes == topology.AUTO:
-        share = topology.check_cores_per_process(cores_per_process) or 1
-        usable = len(cores) if cores is not None else topology.usable_count()
-        # With fewer cores than one worker needs, the plan says so.
-        num_processes = max(1, min(count, usable // share))
-    return backends.plan("local", num_processes, cores_per_process, cores)
-
-
-def task_of(
-    function: Any,
-    items: Sequence[Any],
-    shared: Mapping[str, Any],
-    seed: int,
-    terminal: orders.Terminal,
-) -> Task:
-    """Pickles the function and the items; see `Task`.
-
-    Raises:
-        ShippingError: One of them cannot be sent; names it.
-    """
-    # All arrays are shared, and so read-only: no item finds in them what another has written.
-    packer, name = Packer(inline=1), item_arguments.name_of(function)
-    parts = {f"The function {name}": function}
-    parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
-    sent = PackedObject(whole.dump(parts, packer, by_value=function), packer)
-    parcels = [_parcel(f"Item {index}", item) for index, item in enumerate(items)]
-    return Task(
-        name,
-        tuple(shared),
-        sent,
-        parcels,
-        [item_arguments.label_of(item) for item in items],
-        seed,
-        ProcessState.capture(),
-        terminal,
-    )
-
-
-def _parcel(what: str, item: Any) -> PackedObject:
-    packer = Packer()
-    return PackedObject(whole.dump({what: item}, packer), packer)
+        return run_items(
+            function,
+            items,
+            num_processes,
+            console.ItemBar("map", verbose),
+            str,
+            cores_per_process=cores_per_process,
+            shared=shared,
+            on_error=on_error,
+            ordered=ordered,
+            cores=cores,
+            seed=seed,
+            max_restarts=max_restarts,
+            recycle_after=recycle_after,
+            memory_limit=memory_limit,
+            output=output,
+        )
