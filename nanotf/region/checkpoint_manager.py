@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import say
 from nanotf.region import context
 
 
@@ -92,6 +93,8 @@ class CheckpointManager:
     def restore_or_initialize(self) -> str | None:
         """Restores the last checkpoint on every worker; calls the option init_fn if there is none.
 
+        Prints one line if there is one.
+
         Returns:
             The restored path, or None.
         """
@@ -99,6 +102,10 @@ class CheckpointManager:
         path: str | None = self._manager.restore_or_initialize()
         if context.current is not None:
             context.current.restored(path)
+        if path is not None and context.is_chief():
+            counter = self._arguments[3].get("step_counter")
+            step = "" if counter is None else f", after step {int(counter)}"
+            say(f"Continues from {path}{step}.")
         return path
 
 

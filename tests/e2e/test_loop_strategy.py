@@ -164,7 +164,9 @@ def test_variables_made_inside_start_equal(run_on: Any) -> None:
 
 # ------------------------------------------------------------------------------ checkpoints
 @pytest.mark.both_generations
-def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) -> None:
+def test_checkpoint_manager(
+    run_on: Any, float64: None, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = tmp_path / "checkpoints"
     model, optimizer = dense(), tf.keras.optimizers.Adam(0.01)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
@@ -200,21 +202,31 @@ def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) 
     # Every worker also restores the same values.
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
+    capsys.readouterr()
     again, _, totals = train(model, loops.dataset(), cross_entropy(), optimizer, 0)
     assert again == paths[-1]
+    assert capsys.readouterr().out.count(f"nanotf: Continues from {again}.\n") == 1
     np.testing.assert_allclose(totals, [np.abs(after[0]).sum()] * 2)
     loops.assert_same_variables(model.get_weights(), after)
 
 
-def test_checkpoint_manager_in_one_process(tmp_path: pathlib.Path) -> None:
-    value = tf.Variable(1.0)
+def test_checkpoint_manager_in_one_process(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, steps = tf.Variable(1.0), tf.Variable(40)
     manager = nanotf.CheckpointManager(
-        tf.train.Checkpoint(value=value), tmp_path, 3, checkpoint_name="mine"
+        tf.train.Checkpoint(value=value, steps=steps),
+        tmp_path,
+        3,
+        checkpoint_name="mine",
+        step_counter=steps,
     )
     assert manager.latest_checkpoint is None
     path = manager.save()
     value.assign(5.0)
+    steps.assign(41)
     assert manager.restore_or_initialize() == path == str(tmp_path / "mine-1")
+    assert capsys.readouterr().out == f"nanotf: Continues from {path}, after step 40.\n"
     assert float(value) == 1.0
     assert manager.checkpoints == [path]
     assert manager.directory == str(tmp_path)

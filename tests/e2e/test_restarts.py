@@ -97,7 +97,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
     (line,) = [r.getMessage() for r in caplog.records if "restart" in r.getMessage()]
     assert f"Worker {rank} (pid " in line
     assert "SIGKILL" in line
-    assert "continues with epoch 3 of 4" in line
+    assert "continues at epoch 3 of 4, with new workers" in line
     assert "restart 1 of 2" in line
     assert "The other workers" not in line  # nanotf restarts them at once
 

@@ -115,8 +115,17 @@ def _interrupt(folder: pathlib.Path, *at: Any, **arguments: Any) -> tuple[int, i
 
 @pytest.mark.both_generations
 @pytest.mark.usefixtures("preemptible")
-def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> None:
+def test_one_run_in_parts_with_workers_and_without(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Shuffled arrays, dropout, Adam, validation, callbacks with state; five parts of one run."""
+
+    def said() -> str:
+        """Returns nanotf's line."""
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [line for line in lines if line.startswith("nanotf: ")]
+        return line
+
     data = _arrays()
     expected = _fit(None, **data)  # Keras's own `fit`
     parts = tmp_path / "parts"
@@ -124,13 +133,20 @@ def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> No
     # Workers end the step at which they next ask each other.
     assert _interrupt(parts, 0, "on_train_batch_end", 1, **two) in [(0, 2), (0, 3), (0, 4)]
     assert _interrupt(parts, 1, "on_train_batch_end", 0, **data) == (1, 1)
-    assert _interrupt(parts, 1, "on_test_begin", **two) == (1, 5)
-    assert _interrupt(parts, 2, "on_epoch_end", **data) == (3, 0)
-    found = _fit(parts, **two)
+    assert "nanotf: " not in capsys.readouterr().out, "verbose=0"
+    assert _interrupt(parts, 1, "on_test_begin", **two, verbose=2) == (1, 5)
+    place_of = "nanotf: Training continues at epoch {}, from {}."
+    assert said() == place_of.format("2 of 4, after step 1 of 5", parts)
+    assert _interrupt(parts, 2, "on_epoch_end", **data, verbose=2) == (3, 0)
+    assert said() == place_of.format("2 of 4, after step 5 of 5", parts)
+    found = _fit(parts, **two, verbose=2)
+    assert said() == place_of.format("4 of 4", parts)
     _assert_same(found, expected)
     assert len(list((parts / OWN).glob("checkpoint-*"))) == 2
     # A finished training returns its history at once, with other numbers of workers as well.
-    _assert_same(_fit(parts, **data), expected)
+    _assert_same(_fit(parts, **data, verbose=2), expected)
+    nothing = f"nanotf: Nothing is left to train: {parts} holds the state after 4 of 4 epochs."
+    assert said() == nothing
 
 
 @pytest.mark.thorough

@@ -225,10 +225,9 @@ class FitCall(ModelCall):
         if self.checkpoints is not None:
             self.checkpoints.sigterm.holds = False  # the last moment is on the disk
         logger.warning(
-            "%s Training continues with epoch %d of %d and new workers: restart %d of %d.",
+            "%s Training continues at %s, with new workers: restart %d of %d.",
             error.what,
-            self.progress.last.epoch + 1,
-            self.arguments.epochs,
+            self.progress.last.place(self.arguments.epochs, self.data.steps),
             self.progress.restarts,
             self.options.max_restarts,
         )

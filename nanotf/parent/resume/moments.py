@@ -24,6 +24,18 @@ class Moment:
     metrics: Values = dataclasses.field(default_factory=list)
     logs: Any = None  # a dict, of the last step or epoch; None before the first
 
+    def place(self, epochs: int, steps: int | None) -> str:
+        """Describes the moment for people, such as "epoch 3 of 5, after step 40 of 47".
+
+        Args:
+            epochs: the epochs of the training.
+            steps: the steps of an epoch; None if they are unknown.
+        """
+        text = f"epoch {self.epoch + 1} of {epochs}"
+        if self.step:
+            text += f", after step {self.step}" + ("" if steps is None else f" of {steps}")
+        return text
+
 
 def read_all(variables: Sequence[Any]) -> Values:
     """Returns copies of the values of `tf.Variable`s."""

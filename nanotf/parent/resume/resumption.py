@@ -15,7 +15,7 @@ import nanotf
 from nanotf.compat import keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import keras_module_name, require_tensorflow
-from nanotf.console import logger
+from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.reading.shuffle_orders import OrderSeed
@@ -67,6 +67,8 @@ class Resumption:
         self._lock = FolderLock(self._folder.path, self._folder.own / LOCK)
         try:
             self._take_newest()
+            if self.moment is not None and call.arguments.verbose != 0:
+                say(self._continuation(self.moment, call.data.steps))
         except BaseException:
             self.release()  # the user may call `fit` again in this process
             raise
@@ -76,6 +78,17 @@ class Resumption:
     def release(self) -> None:
         """Lets other runs use the folder."""
         self._lock.release()
+
+    def _continuation(self, moment: Moment, steps: int | None) -> str:
+        """Describes where training continues."""
+        folder = self._folder.path
+        if self.is_finished or self.stops or moment.epoch >= self._epochs:
+            end = ", where a callback stopped it" if self.stops else ""
+            return (
+                f"Nothing is left to train: {folder} holds the state after {moment.epoch} of "
+                f"{self._epochs} epochs{end}."
+            )
+        return f"Training continues at {moment.place(self._epochs, steps)}, from {folder}."
 
     def _take_newest(self) -> None:
         """Takes the newest checkpoint from which this call can continue."""
@@ -116,9 +129,6 @@ class Resumption:
         self.reading = decode(content["reading"], arrays)
         self._chance = Chance(*decode(content["chance"], arrays))
         self._of_callbacks = decode(content["callbacks"], arrays)
-        if not self.is_finished:
-            where = f"step {self.moment.step + 1} of " if self.moment.step else ""
-            logger.info("Training resumes with %sepoch %d.", where, self.moment.epoch + 1)
 
     # --------------------------------------------------------------------- in the run
     def begin(self, callbacks: Sequence[Any]) -> None:
