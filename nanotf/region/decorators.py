@@ -61,7 +61,7 @@ class Step:
         return Step, (self.function,)
 
 
-def nano_multiprocessing(function: Callable[..., Any]) -> Step:
+def nano_multiprocessing(function: Callable[..., Any] | None = None) -> Any:
     """Marks a training or test step of a `@nano` function.
 
     The step computes the same as in one process. Each worker runs all of it, except that calls of
@@ -70,10 +70,12 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
     checks that all workers return the same.
 
     Args:
-        function: a function, a method or a `tf.function`.
+        function: a function, a method or a `tf.function`. None for `@nano_multiprocessing()`, which
+            means the same as without parentheses.
 
     Returns:
-        A callable with the same arguments. Outside `@nano` it only calls the function.
+        A callable with the same arguments. Outside `@nano` it only calls the function. Without
+        `function`, this decorator.
 
     Raises:
         InvalidArgumentTypeError: `function` is not callable.
@@ -88,10 +90,12 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
         ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         ...     return loss
     """
+    if function is None:
+        return nano_multiprocessing
     if not callable(function):
         raise InvalidArgumentTypeError(
             "@nano_multiprocessing decorates a function. Received: an object of class "
-            f"{type(function).__qualname__}. Write it without parentheses."
+            f"{type(function).__qualname__}. Write it without arguments."
         )
     return Step(function)
 
@@ -215,19 +219,26 @@ def _declared(layer: Any, how: str) -> Any:
     return layer
 
 
-def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
+def nano_bf16(function: Callable[..., Any] | None = None) -> Any:
     """Casts the floating tensors and arrays among a step's arguments to bfloat16.
 
     Args:
-        function: a function, a method or a `tf.function`.
+        function: a function, a method or a `tf.function`. None for `@nano_bf16()`, which means the
+            same as without parentheses.
 
     Returns:
         A function with the same arguments. It passes models, optimizers and Python numbers on.
+        Without `function`, this decorator.
+
+    Raises:
+        InvalidArgumentTypeError: `function` is not callable.
     """
+    if function is None:
+        return nano_bf16
     if not callable(function):
         raise InvalidArgumentTypeError(
             "@nano_bf16 decorates a function. Received: an object of class "
-            f"{type(function).__qualname__}. Write it without parentheses."
+            f"{type(function).__qualname__}. Write it without arguments."
         )
 
     if isinstance(function, Step):

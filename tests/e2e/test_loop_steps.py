@@ -65,6 +65,37 @@ def test_steps_without_the_mark(run_on: Any, float64: None, graph: bool) -> None
     loops.assert_same_variables(found.get_weights(), expected.get_weights())
 
 
+def test_decorators_in_other_places(run_on: Any, float64: None) -> None:
+    """`@nano` and `@nano_multiprocessing` above each other on the loop, in both orders."""
+    arguments = loops.dataset(), cross_entropy()
+    expected = plain_train(dense(), *arguments, OPTIMIZERS["sgd"](), plain_step)
+    for loop in (
+        run_on()(nano_multiprocessing()(plain_train)),
+        nano_multiprocessing(run_on()(plain_train)),
+    ):
+        found = loop(dense(), *arguments, OPTIMIZERS["sgd"](), tf.function(plain_step))
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_decorators_that_have_changed_places(run_on: Any, float64: None) -> None:
+    """Each step is a call of its own to the workers: correct, and slow."""
+    found, expected = dense(), dense()
+    batch, loss_object = next(iter(loops.dataset())), cross_entropy()
+    optimizers = OPTIMIZERS["sgd"](), OPTIMIZERS["sgd"]()
+    step = run_on()(plain_step)
+    loop = nano_multiprocessing(plain_train)
+    ours = loop(found, [batch] * 2, loss_object, optimizers[0], step)
+    theirs = plain_train(expected, [batch] * 2, loss_object, optimizers[1], plain_step)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    loops.assert_same_variables(found.get_weights(), expected.get_weights())
+
+
+def test_a_graph_above_nano_is_refused(run_on: Any) -> None:
+    loop = tf.function(run_on()(lambda: tf.constant(1)))
+    with pytest.raises(Exception, match=r"Received: a call of .* Write @nano above @tf\.function"):
+        loop()
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_vectors_as_long_as_one_workers_rows(run_on: Any, float64: None, graph: bool) -> None:
     """Batches of 7, 7, 5 and 1 rows: 4 and 3, 3 and 2, 1 and 0 rows for two workers."""

@@ -133,6 +133,12 @@ def nano(
             if not where.has_workers or context.current is not None:
                 return function(*args, **kwargs)
             name = getattr(function, "__qualname__", "function")
+            if not require_tensorflow().executing_eagerly():
+                raise InvalidArgumentError(
+                    "A @nano function is called eagerly, not from a graph. Received: a call of "
+                    f"{name} inside a tf.function. Write @nano above @tf.function, or put "
+                    "@tf.function on the step alone."
+                )
             plan = where.plan(f"{name} under @nano")
             if plan is None:
                 say(
