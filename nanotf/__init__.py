@@ -6,7 +6,16 @@ are imported when they are first used.
 
 from __future__ import annotations
 
+import os
+
 from nanotf import lazy_names
+
+if os.name != "posix":
+    from nanotf.errors import UnsupportedVersionError
+
+    raise UnsupportedVersionError(
+        f"nanotf runs on Linux. Received: os.name={os.name!r}. On Windows, install it in WSL 2."
+    )
 
 __version__ = "0.1.0"
 

@@ -8,11 +8,12 @@ keeps catching them.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import operator
 import pathlib
 import signal as signals
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nanotf import tracebacks
@@ -54,7 +55,7 @@ class ShippingError(UndividedError):
 
 
 class UnsupportedVersionError(NanoError, ImportError):
-    """The installed TensorFlow or Keras is missing, or known to train wrongly."""
+    """TensorFlow or Keras is missing, or trains wrongly; or nanotf does not run on this system."""
 
 
 class CollectiveError(NanoError, RuntimeError):
@@ -295,6 +296,14 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise InvalidArgumentError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}. Received: {name}={value!r}."
         )
+
+
+_ALIKE = 0.8  # `difflib`'s ratio: a letter or two are missing, added or exchanged
+
+
+def meant(word: str, known: Iterable[str]) -> str | None:
+    """Returns the known word that somebody has misspelt, or None if no word is that much alike."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1, _ALIKE)), None)
 
 
 def check_integer(name: str, value: Any, remedy: str, *, least: int = 1, more: str = "") -> int:

@@ -5,9 +5,12 @@ Importing a package then takes milliseconds, and imports TensorFlow only with a 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from nanotf.tracebacks import raising_at_the_call
 
 
 def attach(
@@ -22,14 +25,17 @@ def attach(
     """
     name_of_package: str = package["__name__"]
 
+    @raising_at_the_call
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {name_of_package!r} has no attribute {name!r}")
-        home = homes[name]
-        if home is None:
-            return importlib.import_module(f"{name_of_package}.{name}")
-        value = getattr(importlib.import_module(home, name_of_package), name)
-        package[name] = value
+            text = f"module {name_of_package!r} has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=sys.modules[name_of_package])
+        home = homes[name] or f".{name}"
+        module = importlib.util.resolve_name(home, name_of_package)
+        __import__(module)  # whose frames, unlike `import_module`'s, no traceback shows
+        if homes[name] is None:
+            return sys.modules[module]
+        value = package[name] = getattr(sys.modules[module], name)
         return value
 
     def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ import argparse
 import errno
 import json
 import os
+import pathlib
 import signal
 import sys
 import textwrap
@@ -120,7 +121,11 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     except ArgumentError as error:
         named = list(arguments[:1]) if arguments[:1] and arguments[0] in commands.choices else []
         command = " ".join(["nanotf", *named])
-        raise ArgumentError(explain(error, command, arguments[len(named) :])) from None
+        of_command = commands.choices[named[0]] if named else parser
+        text = explain(error, command, arguments[len(named) :], of_command)
+        if not named and any(pathlib.Path(argument).is_file() for argument in arguments):
+            text += " To run a script, write `nanotf run` before it and its options."
+        raise ArgumentError(text) from None
     if parsed.command is None:
         parser.print_help()
         return 0

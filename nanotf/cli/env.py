@@ -99,7 +99,7 @@ def _parse_script(parser: Parser, arguments: Sequence[str]) -> argparse.Namespac
     except ArgumentError as error:
         command = f"source {parser.prog}"
         hint = f"A script with arguments of its own must write: {command} --"
-        raise ArgumentError(f"{explain(error, command, arguments)} {hint}") from None
+        raise ArgumentError(f"{explain(error, command, arguments, parser)} {hint}") from None
 
 
 def add_command(commands: Any) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from nanotf.cli.shell import printable
+from nanotf.errors import meant
 
 
 class ArgumentError(Exception):
@@ -20,14 +21,33 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(message)
 
+    def words(self) -> Iterator[str]:
+        """Yields the options and commands that this parser and those of its commands know."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices
+                for parser in action.choices.values():
+                    yield from parser.words()
 
-def explain(error: ArgumentError, command: str, arguments: Sequence[str]) -> str:
-    """Writes an error of the command line as rule, received arguments, remedy."""
+
+def explain(error: ArgumentError, command: str, arguments: Sequence[str], parser: Parser) -> str:
+    """Writes an error of the command line as rule, received arguments, remedy.
+
+    Args:
+        command: the words before the arguments.
+        parser: that of the command.
+    """
     text = f"{error}"
     text = text[:1].upper() + text[1:]
     if "Received: " not in text:
         text += f". Received: {printable(shlex.join([*command.split(), *arguments]))}"
-    return f"{text}. See `{command} --help`."
+    known = set(parser.words())
+    given = (argument.partition("=")[0] for argument in arguments)
+    rights = (meant(word, known) for word in given if word not in known)
+    right = next(filter(None, rights), None)
+    hint = f" Did you mean `{right}`?" if right else ""
+    return f"{text}.{hint} See `{command} --help`."
 
 
 def whole_number(text: str) -> int:

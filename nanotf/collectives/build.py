@@ -100,6 +100,8 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
     target = target or Path(__file__).parent
     command = compiler()
     macros = target_macros(command)
+    if "_WIN32" in macros:
+        raise BuildError("nanotf runs on Linux. On Windows, install it in WSL 2.")
     flags = _FLAGS + shlex.split(os.environ.get("CXXFLAGS", ""))
     extra: dict[str, list[str]] = {}
     if "__x86_64__" in macros:

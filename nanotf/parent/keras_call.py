@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
-from nanotf.errors import InvalidArgumentTypeError
-
-_ALIKE = 0.8  # `difflib`'s ratio: a letter or two are missing, added or exchanged
+from nanotf.errors import InvalidArgumentTypeError, meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +61,8 @@ def _check_names(method: Any, face: Any, kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if name in known:
             continue
-        meant = difflib.get_close_matches(name, [*known, *ours], 1, _ALIKE)
-        if meant:  # Keras rejects any other
+        if right := meant(name, [*known, *ours]):  # Keras rejects any other
             raise InvalidArgumentTypeError(
                 f"`{method.__name__}` takes only its own arguments. Received: "
-                f"{name}={reprlib.repr(kwargs[name])}. Did you mean `{meant[0]}`?"
+                f"{name}={reprlib.repr(kwargs[name])}. Did you mean `{right}`?"
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import os
 import pathlib
 import pickle
 import signal
@@ -51,6 +53,20 @@ def test_stub_has_the_names_of_the_package() -> None:
         if isinstance(n, ast.Assign) and "__all__" in ast.unparse(n)
     ]
     assert listed == dir(nanotf)
+
+
+def test_a_system_on_which_nanotf_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "name", "nt")
+        with pytest.raises(errors.UnsupportedVersionError) as raised:
+            importlib.reload(nanotf)
+    assert str(raised.value).startswith("nanotf runs on Linux. Received: os.name='nt'.")
+
+
+def test_python_can_suggest_the_right_name() -> None:
+    with pytest.raises(AttributeError) as raised:
+        nanotf.acelerate  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("acelerate", nanotf)
 
 
 def test_every_exception_derives_from_nano_error_and_a_builtin() -> None:
