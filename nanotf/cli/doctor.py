@@ -30,7 +30,8 @@ Report = dict[str, Any]
 KEYS = {
     "nanotf": "version, location, collectives (native, reason)",
     "python": "version, executable",
-    "tensorflow": "tensorflow, keras, packages, backend, onednn, openmp, gpus, error",
+    "tensorflow": "tensorflow, keras, packages, backend, onednn, threads, bound_threads, "
+    "allocator (the file of its malloc), openmp, gpus, error",
     "platform": "kernel, distribution, libc",
     "processor": "name, features, bfloat16",
     "machine": "sockets, numa_nodes, physical_cores, logical_cpus, summary, usable_cores, the "
@@ -62,7 +63,7 @@ def examine(
     """Examines a machine.
 
     The home directory is written as ~. Variables that may hold secrets have no value. Hosts, users
-    and command lines are not named.
+    and command lines are not named, except for the script of another program that uses nanotf.
 
     Args:
         num_processes: the workers whose cores are shown; None for two, or one if there is one core.
@@ -96,7 +97,7 @@ def _plan(
     num_processes: int | None, machine: topology.Machine, environ: Mapping[str, str]
 ) -> topology.Plan:
     if num_processes is None:
-        num_processes = min(2, findings.usable_cores(machine, environ))
+        num_processes = min(2, facts_module.usable_cores(machine, environ))
     cap = shell_state.cores_cap(environ)
     return topology.plan(num_processes, machine=machine, max_cores=cap)
 
@@ -188,7 +189,9 @@ def _preloaded(facts: Facts, plan: topology.Plan) -> list[str]:
 
 def _environment(facts: Facts) -> dict[str, Any]:
     """Lists the variables that matter: the present ones, and those that `nanotf-init` would set."""
-    now, wanted = shown_variables(facts.environ), findings.shell_environment(facts).variables
+    now = shown_variables(facts.environ)
+    shell = facts_module.shell_environment(facts.machine, facts.environ, facts.installed)
+    wanted = shell.variables
     return {
         "nanotf_init_sourced": shell_state.read_state(facts.environ) is not None,
         "variables": [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nanotf.cli.usage import Usage, read_usage
 from nanotf.collectives.native_library import native_status
-from nanotf.machine import topology
+from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.cpus import Machine
 from nanotf.machine.installed import Installed, find_installed
 from nanotf.machine.limits import System, read_system
@@ -36,6 +37,7 @@ class Facts:
     system: System
     usage: Usage
     build: TensorFlowBuild
+    tuned: TensorFlowBuild  # the same, with the variables that `nanotf-init` would set
     installed: Installed
     native: tuple[bool, str]  # whether the native library can be used, and why or why not
     environ: Mapping[str, str]
@@ -45,17 +47,44 @@ def gather() -> Facts:
     """Gathers the facts about this machine. Takes as long as importing TensorFlow."""
     machine = topology.describe_machine()
     usage = read_usage(machine)  # before TensorFlow's import makes the machine busy
+    environ, installed = dict(os.environ), find_installed()
+    tuned = shell_environment(machine, environ, installed).apply(environ)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        of_tuned = None if tuned == environ else other.submit(read_build, tuned)
+        build = read_build(environ)
     return Facts(
         machine=machine,
         processor=read_processor(),
         platform=_read_platform(),
         system=read_system(),
         usage=usage,
-        build=read_build(os.environ),
-        installed=find_installed(),
+        build=build,
+        tuned=of_tuned.result() if of_tuned else build,
+        installed=installed,
         native=native_status(),
-        environ=dict(os.environ),
+        environ=environ,
     )
+
+
+def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
+    """Counts the cores that workers may use: the free cores, up to the environment's limit."""
+    return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
+
+
+def shell_environment(
+    machine: Machine, environ: Mapping[str, str], installed: Installed
+) -> environment.Environment:
+    """Returns the variables that `nanotf-init` would set.
+
+    They use the cores that this process has now, even if `nanotf-init --cores` asked for more.
+    A finding reports the cores.
+    """
+    state = shell_state.read_state(environ)
+    options = state.options if state else shell_state.Options()
+    if options.cores is not None:
+        cores = min(options.cores, usable_cores(machine, environ))
+        options = replace(options, cores=cores)
+    return environment.shell_environment(machine, environ, options, installed)
 
 
 def _read_platform() -> Platform:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from nanotf.cli.facts import Facts
+from nanotf.cli.facts import Facts, shell_environment, usable_cores
 from nanotf.cli.picture import count, gigabytes, ranges
 from nanotf.cli.usage import BusyProcess
 from nanotf.collectives.native_library import REMEDY
-from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
+from nanotf.compat.versions import OLDEST_KERAS_3, TESTED_TENSORFLOW, parse_version
 from nanotf.machine import environment, shell_state
 from nanotf.machine.cpus import Machine
 from nanotf.machine.installed import ALLOCATORS
@@ -56,7 +56,6 @@ def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
         *_of_usage(facts, chosen),
         *_of_system(facts, len(chosen.placements)),
         *_of_environment(facts, chosen),
-        *_of_speed(facts),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -66,6 +65,14 @@ def _of_tensorflow(build: TensorFlowBuild, system: System) -> Iterator[Finding]:
         yield Finding("warning", f"{_several(build)}.", _keep_one(build))
     elif not build.tensorflow:
         yield _without_tensorflow(build, system)
+    oldest, newest = TESTED_TENSORFLOW
+    if build.tensorflow and not oldest <= parse_version(build.tensorflow)[:2] <= newest:
+        tested = " to ".join(".".join(map(str, version)) for version in TESTED_TENSORFLOW)
+        yield Finding(
+            "warning",
+            f"nanotf is tested with TensorFlow {tested}, not with {build.tensorflow}.",
+            "pip install 'nanotf[cpu]'.",
+        )
     version = parse_version(build.keras.partition(" ")[2])
     if (3,) <= version < OLDEST_KERAS_3:
         yield Finding(
@@ -80,6 +87,9 @@ def _of_tensorflow(build: TensorFlowBuild, system: System) -> Iterator[Finding]:
             f"Keras runs on {build.backend}; nanotf supports only TensorFlow.",
             "export KERAS_BACKEND=tensorflow.",
         )
+    elif build.tensorflow and build.error:
+        fix = "export KERAS_BACKEND=tensorflow, or pip install -U keras."
+        yield Finding("error", f"{build.error}.", fix)
     if build.gpus:
         yield Finding(
             "note",
@@ -111,11 +121,6 @@ def _several(build: TensorFlowBuild) -> str:
 
 def _keep_one(build: TensorFlowBuild) -> str:
     return f"pip uninstall {' '.join(p.split()[0] for p in build.packages)}, then install one."
-
-
-def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
-    """Counts the cores that workers may use: the free cores, up to the environment's limit."""
-    return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
 
 
 def _of_cores(facts: Facts, testing: bool) -> Iterator[Finding]:
@@ -222,19 +227,19 @@ def _of_usage(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     """Finds processes that keep cores busy, and other pools' workers, which may be among them."""
     busy = [process for process in facts.usage.processes if process.on_usable_cores]
     used = sum(process.cores for process in busy)
-    pools = [(pid, cores) for pid, cores in facts.usage.pools if set(cores) & set(chosen.cores())]
+    pools = [pool for pool in facts.usage.pools if set(pool.cores) & set(chosen.cores())]
     texts, fixes = [], []
     if used >= _BUSY:
         texts.append(
             f"Other processes keep {used:.1f} cores busy that workers may use: {_named(busy)}."
         )
         fixes.append("wait until they end, or stop them")
-    for pid, cores in pools:
+    for pool in pools:
         texts.append(
-            f"The nanotf workers of process {pid} are pinned to the cores {ranges(cores)}."
+            f"The nanotf workers of {pool.program} are pinned to the cores {ranges(pool.cores)}."
         )
     if pools:
-        pids = ", ".join(str(pid) for pid, _ in pools)
+        pids = ", ".join(str(pool.pid) for pool in pools)
         fixes.append(f"call nanotf.shutdown() in process {pids} when it has no more work for them")
     if texts:
         texts.append("Every step waits for the slowest worker.")
@@ -280,7 +285,7 @@ def _of_system(facts: Facts, size: int) -> Iterator[Finding]:
 def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     environ, installed = facts.environ, facts.installed
     state = shell_state.read_state(environ)
-    shell = shell_environment(facts)
+    shell = shell_environment(facts.machine, environ, installed)
     worker = environment.worker_environment(chosen.placements[0], environ, installed)
     for warning in dict.fromkeys([*shell.warnings, *worker.warnings]):
         fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
@@ -295,55 +300,45 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
             "times as fast.",
             f"Install {ALLOCATORS['tcmalloc'][1]}; workers and nanotf-init then use it.",
         )
-    yield from _of_variables(facts, shell, state)
+    yield from _of_build(facts, state)
 
 
-def shell_environment(facts: Facts) -> environment.Environment:
-    """Returns the variables that `nanotf-init` would set.
-
-    They use the cores that this process has now, even if `nanotf-init --cores` asked for more.
-    Another finding reports the cores.
-    """
-    state = shell_state.read_state(facts.environ)
-    options = state.options if state else shell_state.Options()
-    if options.cores is not None:
-        cores = min(options.cores, usable_cores(facts.machine, facts.environ))
-        options = dataclasses.replace(options, cores=cores)
-    return environment.shell_environment(facts.machine, facts.environ, options, facts.installed)
-
-
-def _of_variables(
-    facts: Facts, shell: environment.Environment, state: shell_state.ShellState | None
-) -> Iterator[Finding]:
-    """Finds variables of `nanotf-init` that are not set, including the variable for oneDNN."""
-    environ = facts.environ
-    missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
-    without_onednn = bool(facts.build.tensorflow) and not facts.build.onednn
-    severity = "note"
-    if without_onednn and "avx512f" in facts.processor.flags:
-        severity = "warning"
-    if missing:
-        text = (
-            f"nanotf-init would set {count(len(missing), 'variable')} for single processes; "
-            "workers have their own settings."
-            if state is None
-            else "These variables differ from what nanotf-init would set now: "
-            f"{', '.join(missing)}."
+def _of_build(facts: Facts, state: shell_state.ShellState | None) -> Iterator[Finding]:
+    """Finds what `nanotf-init` would change in TensorFlow, and a TensorFlow without oneDNN."""
+    now, tuned = facts.build, facts.tuned
+    if not now.tensorflow or not tuned.tensorflow or now.error or tuned.error:
+        return  # another finding reports it
+    slow = not now.onednn and "avx512f" in facts.processor.flags
+    if changes := list(_changes(now, tuned)):
+        yield Finding(
+            "warning" if slow and tuned.onednn else "note",
+            f"After nanotf-init, TensorFlow would {', and '.join(changes)} in this shell.",
+            "source nanotf-init.",
         )
-        by_onednn = without_onednn and _ONEDNN in missing
-        if by_onednn:
-            text += f" One is {_ONEDNN}: TensorFlow does not use oneDNN now, nor do workers."
-        yield Finding(severity if by_onednn else "note", text, "source nanotf-init.")
-    if without_onednn and _ONEDNN not in missing:
-        if environ.get(_ONEDNN) != "0":
-            text, fix = "This build of TensorFlow has no oneDNN.", "Install tensorflow-cpu."
-        elif state and not state.options.onednn:
-            text = "TensorFlow does not use oneDNN, because of nanotf-init --disable-onednn."
-            fix = "source nanotf-init without --disable-onednn."
-        else:
-            text = f"TensorFlow does not use oneDNN, because of {_ONEDNN}=0."
-            fix = f"unset {_ONEDNN}."
-        yield Finding(severity, text, fix)
+    if now.onednn or tuned.onednn:
+        return
+    if facts.environ.get(_ONEDNN) != "0":
+        text, fix = "This build of TensorFlow has no oneDNN.", "Install tensorflow-cpu."
+    elif state and not state.options.onednn:
+        text = "TensorFlow does not use oneDNN, because of nanotf-init --disable-onednn."
+        fix = "source nanotf-init without --disable-onednn."
+    else:
+        text = f"TensorFlow does not use oneDNN, because of {_ONEDNN}=0."
+        fix = f"unset {_ONEDNN}."
+    yield Finding("warning" if slow else "note", text, fix)
+
+
+def _changes(now: TensorFlowBuild, tuned: TensorFlowBuild) -> Iterator[str]:
+    """Yields what TensorFlow would do otherwise in another environment."""
+    if tuned.onednn != now.onednn:
+        yield "use oneDNN" if tuned.onednn else "use no oneDNN"
+    if tuned.threads != now.threads:
+        yield f"start {tuned.threads} threads instead of {now.threads}"
+    if tuned.bound_threads != now.bound_threads:
+        yield f"bind {tuned.bound_threads} of its threads to cores instead of {now.bound_threads}"
+    if tuned.allocator != now.allocator:
+        names = [path.rpartition("/")[2] for path in (tuned.allocator, now.allocator)]
+        yield f"take memory from {names[0]} instead of {names[1]}"
 
 
 def _of_native(facts: Facts) -> Iterator[Finding]:
@@ -351,13 +346,4 @@ def _of_native(facts: Facts) -> Iterator[Finding]:
     if not usable:
         yield Finding(
             "error", f"Several workers are refused without nanotf's native library: {why}.", REMEDY
-        )
-
-
-def _of_speed(facts: Facts) -> Iterator[Finding]:
-    if facts.processor.flags and not facts.processor.has_bfloat16:
-        yield Finding(
-            "note",
-            "The processor has no bfloat16 instructions: mixed_bfloat16 would be slower.",
-            "Keep float32.",
         )

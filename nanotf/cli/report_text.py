@@ -72,7 +72,7 @@ def _tensorflow(build: dict[str, Any]) -> str:
         return "cannot be imported"
     parts = [
         f"{build['tensorflow']} ({', '.join(build['packages']) or 'of no package'})",
-        f"tf.keras is {build['keras']}",
+        f"tf.keras is {build['keras'] or 'missing'}",
         f"oneDNN {'on' if build['onednn'] else 'off'}",
         "OpenMP threads" if build["openmp"] else "its own threads, no OpenMP",
     ]

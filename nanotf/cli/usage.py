@@ -1,6 +1,7 @@
 """The present use of the machine: load, busy processes, other pools, free memory.
 
-Processes are named without their command lines and users, which may hold secrets.
+Processes are named without their users and the options of their command lines, which may hold
+secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import psutil
 
 from nanotf.cli.shell import printable
 from nanotf.machine.cpus import Machine
-from nanotf.machine.neighbours import taken_cores
+from nanotf.machine.neighbours import program, taken_cores
 
 SECONDS = 0.5  # of the sample
 _IDLE = 0.05  # cores; processes that use less are left out
@@ -34,6 +35,15 @@ class BusyProcess:
 
 
 @dataclass(frozen=True)
+class OtherPool:
+    """A process with pinned workers of nanotf."""
+
+    program: str  # the program and its script, with the process id
+    pid: int
+    cores: tuple[int, ...]  # the logical CPUs to which its workers are pinned
+
+
+@dataclass(frozen=True)
 class Usage:
     """The use of the machine while it was sampled."""
 
@@ -43,8 +53,7 @@ class Usage:
     busy_cores: float = 0.0
     stolen_cores: float = 0.0  # logical CPUs that a hypervisor gave to other virtual machines
     processes: tuple[BusyProcess, ...] = ()  # the visible processes except this one, busiest first
-    # Each a process id, and the logical CPUs to which the workers of that process are pinned
-    pools: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    pools: tuple[OtherPool, ...] = ()
     memory_available: int | None = None  # bytes; None if unknown
     shm_free: int | None = None  # bytes in /dev/shm; None if there is none
 
@@ -73,7 +82,10 @@ def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
         busy_cores=max(0.0, busy_now - busy) / passed,
         stolen_cores=max(0.0, stolen_now - stolen) / passed,
         processes=tuple(sorted(filter(None, processes), key=lambda p: (-p.cores, p.pid))),
-        pools=tuple(sorted(taken_cores().items())),
+        pools=tuple(
+            OtherPool(printable(program(pid)), pid, cores)
+            for pid, cores in sorted(taken_cores().items())
+        ),
         memory_available=psutil.virtual_memory().available,
         shm_free=shutil.disk_usage(shm).free if shm.is_dir() else None,
     )

@@ -1,7 +1,8 @@
 """Facts about the installed TensorFlow.
 
-As a script, prints one line of JSON. It runs in its own process because TensorFlow takes seconds to
-import and may crash on a processor that it was not built for.
+As a script, prints one line of JSON; `nanotf doctor` compares the lines of two environments. It
+runs in its own process because TensorFlow takes seconds to import and may crash on a processor that
+it was not built for.
 
 | name | versions seen | why |
 | --- | --- | --- |
@@ -10,25 +11,65 @@ import and may crash on a processor that it was not built for.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import os
+import pathlib
 from typing import Any
 
+import psutil
+
 from nanotf.compat import versions
+from nanotf.errors import UnsupportedVersionError
 
 
 def build_facts() -> dict[str, Any]:
     """Returns versions and build features, by name."""
+    allowed = _allowed_cpus(0)  # OpenMP may bind the main thread, too
     tf = versions.require_tensorflow()
-    package = versions.keras_module_name()
-    keras = importlib.import_module(package)
+    gpus = tf.config.list_physical_devices("GPU")
+    tf.config.set_visible_devices([], "GPU")
+    tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512)))  # starts all threads
+    threads = psutil.Process().threads()
     return {
         "tensorflow": tf.__version__,
-        "keras": f"{package} {keras.__version__}",
-        "backend": keras.backend.backend(),
+        **_of_keras(),
         "onednn": uses_onednn(),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
+        "threads": len(threads),
+        "bound_threads": sum(_allowed_cpus(thread.id) < allowed for thread in threads),
+        "allocator": allocator(),
+        "gpus": len(gpus),
     }
+
+
+def _of_keras() -> dict[str, str]:
+    try:
+        package = versions.keras_module_name()
+    except UnsupportedVersionError as error:
+        why = versions.keras_import_error() or error
+        backend = os.environ.get("KERAS_BACKEND", "")
+        return {"backend": backend, "error": f"Keras cannot be imported: {why}"}
+    keras = importlib.import_module(package)
+    return {"keras": f"{package} {keras.__version__}", "backend": keras.backend.backend()}
+
+
+def _allowed_cpus(thread: int) -> set[int]:
+    return os.sched_getaffinity(thread) if hasattr(os, "sched_getaffinity") else set()
+
+
+def allocator() -> str:
+    """Returns the path of the library whose `malloc` this process calls; empty if unknown."""
+    address = ctypes.cast(ctypes.CDLL(None).malloc, ctypes.c_void_p).value
+    try:
+        lines = pathlib.Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for fields in (line.split(maxsplit=5) for line in lines):
+        begin, end = (int(number, 16) for number in fields[0].split("-"))
+        if begin <= (address or 0) < end and len(fields) == 6:
+            return fields[5]
+    return ""
 
 
 def uses_onednn() -> bool:

@@ -13,6 +13,7 @@ from nanotf.console import status
 from nanotf.errors import UnsupportedVersionError
 
 OLDEST_KERAS_3 = (3, 10)
+TESTED_TENSORFLOW = (2, 14), (2, 21)  # the oldest and the newest
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ def keras_module_name() -> str:
     try:
         return str(tf.keras.Model.__module__.split(".")[0])
     except ImportError as error:
-        why = _keras_import_error() or error
+        why = keras_import_error() or error
         # Not from it: the chain of TensorFlow's and Keras's imports says no more.
         raise UnsupportedVersionError(
             "nanotf trains models of Keras on TensorFlow. Received: Keras cannot be imported: "
@@ -79,7 +80,7 @@ def keras_module_name() -> str:
         ) from None
 
 
-def _keras_import_error() -> ImportError | None:
+def keras_import_error() -> ImportError | None:
     """Returns why Keras cannot be imported, which TensorFlow hides."""
     try:
         importlib.import_module("keras")
@@ -104,8 +105,7 @@ def check_keras() -> None:
 
     Raises:
         UnsupportedVersionError: `tf.keras` is Keras 3 before 3.10: 3.3 never reduces
-            gradients, 3.6 and 3.7 do not scale the loss, 3.8 reports wrong metrics; or
-            Keras 3 runs on a backend other than TensorFlow.
+            gradients, 3.6 and 3.7 do not scale the loss, 3.8 reports wrong metrics.
     """
     version = keras_version()
     if (3,) <= version < OLDEST_KERAS_3:
@@ -115,7 +115,15 @@ def check_keras() -> None:
             "`pip install -U 'keras>=3.10'`, or use the legacy generation: "
             "`pip install --no-deps tf_keras` and TF_USE_LEGACY_KERAS=1."
         )
-    if version >= (3,):
+
+
+def check_backend() -> None:
+    """Rejects a Keras that does not run on TensorFlow.
+
+    Raises:
+        UnsupportedVersionError: Keras 3 runs on another backend, or TensorFlow or Keras is missing.
+    """
+    if is_keras_3():
         backend = importlib.import_module("keras").backend.backend()
         if backend != "tensorflow":
             raise UnsupportedVersionError(

@@ -4,9 +4,9 @@ Called by users' programs and by `cli`.
 May import `parent` and everything below it.
 """
 
-from nanotf.compat.versions import require_tensorflow
+from nanotf.compat.versions import check_backend
 
-require_tensorflow()  # names the package to install, before other imports fail without it
+check_backend()  # names the package to install, before other imports fail without it
 
 from nanotf.keras import layers, optimizers  # noqa: E402  # saved models name SparseAdam
 from nanotf.keras.models import Model, Sequential  # noqa: E402

@@ -160,17 +160,17 @@ def _beside(
 
 
 def _processes(pids: list[int]) -> str:
-    named = ", ".join(map(_program, pids[:_NAMED]))
+    named = ", ".join(map(program, pids[:_NAMED]))
     more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
     return f"{named}{more}"
 
 
-def _program(pid: int) -> str:
+def program(pid: int) -> str:
     """Names a process for people: the program and its script, without options, maybe secret."""
     try:
-        program, *arguments = psutil.Process(pid).cmdline()
+        file, *arguments = psutil.Process(pid).cmdline()
     except (psutil.Error, ValueError):  # it has ended
         return f"process {pid}"
     script = [] if not arguments or arguments[0].startswith("-") else arguments[:1]
-    names = " ".join(pathlib.Path(each).name for each in (program, *script))
+    names = " ".join(pathlib.Path(each).name for each in (file, *script))
     return f"{names} (process {pid})"

@@ -13,9 +13,6 @@ from nanotf.machine.interpreter import python_command
 
 SECONDS = 120.0  # TensorFlow's import takes 2 s, and minutes from a cold network file system
 
-# Each of these packages provides the module `tensorflow`.
-_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflow-macos")
-
 
 @dataclass(frozen=True)
 class TensorFlowBuild:
@@ -25,20 +22,18 @@ class TensorFlowBuild:
     tensorflow: str = ""  # its version; empty if it cannot be imported
     keras: str = ""  # the package that `tf.keras` comes from, and its version
     backend: str = ""  # Keras's
-    onednn: bool = False  # whether its kernels use oneDNN in the present environment
+    onednn: bool = False  # whether its kernels use oneDNN in the environment that was asked about
+    threads: int = 0  # of a process that has run an operation on the CPU there
+    bound_threads: int = 0  # those of them that may use only some of the process's logical CPUs
+    allocator: str = ""  # the library whose `malloc` that process calls; empty if unknown
     gpus: int = 0  # the number of GPUs that it sees
-    error: str = ""  # why it cannot be imported; empty if it can
+    error: str = ""  # why it or its Keras cannot be imported; empty if they can
 
 
 def installed_packages() -> tuple[str, ...]:
     """Returns the installed packages that provide the module `tensorflow`."""
-    found = []
-    for name in _DISTRIBUTIONS:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return tuple(found)
+    names = importlib.metadata.packages_distributions().get("tensorflow", ())
+    return tuple(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
 
 
 def read_build(environ: Mapping[str, str]) -> TensorFlowBuild:

@@ -51,6 +51,14 @@ def test_versions_that_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch
         versions.check_keras()
 
 
+@pytest.mark.skipif(not versions.is_keras_3(), reason="Keras 2 has one backend")
+def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions.check_backend()
+    monkeypatch.setattr("keras.backend.backend", lambda: "torch")
+    with pytest.raises(errors.UnsupportedVersionError, match=r"backend\(\)='torch'. Set KERAS_BAC"):
+        versions.check_backend()
+
+
 def test_replacing_twice_replaces_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replacing, "_stock", {})
     monkeypatch.setattr(replacing, "_installed", {})

@@ -16,6 +16,7 @@ from processes import ROOT, SECONDS
 
 import nanotf
 from nanotf.compat.versions import keras_module_name
+from nanotf.machine.tensorflow_build import read_build
 
 pytestmark = pytest.mark.own_pool
 KERAS = keras_module_name()
@@ -56,6 +57,14 @@ def test_two_workers_pass_the_test() -> None:
     assert told["tensorflow"]["tensorflow"] == tf.__version__
     assert told["tensorflow"]["keras"].split()[0] == KERAS
     assert not [finding for finding in told["findings"] if finding["severity"] == "error"]
+    # What `nanotf doctor` compares between environments follows the environment.
+    other = read_build({**os.environ, "TF_NUM_INTRAOP_THREADS": "99", "TF_ENABLE_ONEDNN_OPTS": "0"})
+    assert other.threads > told["tensorflow"]["threads"] > 1
+    # A build with OpenMP always uses oneDNN.
+    assert other.onednn == told["tensorflow"]["openmp"]
+    assert pathlib.Path(other.allocator).is_file()
+    assert other.packages == tuple(told["tensorflow"]["packages"])
+    assert other.packages[0].endswith(f" {tf.__version__}")
 
 
 @pytest.mark.thorough

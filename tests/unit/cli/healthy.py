@@ -18,15 +18,23 @@ from nanotf.machine.shell_state import Options
 from nanotf.machine.tensorflow_build import TensorFlowBuild
 
 GIB = 1 << 30
+BUILD = TensorFlowBuild(
+    ("tensorflow-cpu 2.21.0",),
+    "2.21.0",
+    "keras 3.15.1",
+    "tensorflow",
+    onednn=True,
+    threads=61,
+    allocator="/lib/libtcmalloc_minimal.so.4",
+)
 GOOD = Facts(
     machine=two_sockets(),
     processor=Processor("A Processor", frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})),
     platform=Platform("Linux 6.1.0 x86_64", "Debian GNU/Linux 12 (bookworm)", "glibc 2.36"),
     system=System(memory=256 * GIB, shm=128 * GIB, open_files=1024, processes=4096),
     usage=Usage((1.5, 1.0, 0.5), busy_cores=0.1, memory_available=200 * GIB, shm_free=127 * GIB),
-    build=TensorFlowBuild(
-        ("tensorflow-cpu 2.21.0",), "2.21.0", "keras 3.15.1", "tensorflow", onednn=True
-    ),
+    build=BUILD,
+    tuned=BUILD,
     installed=Installed(allocators=(("tcmalloc", "/lib/libtcmalloc_minimal.so.4"),)),
     native=(True, "_shm.so, avx512"),
     environ={},
@@ -36,6 +44,7 @@ GOOD = Facts(
 def describe(options: Options | None = None, **changes: Any) -> Facts:
     """Describes the healthy machine, with changes; `nanotf-init` was sourced."""
     options = options or Options()
+    changes.setdefault("tuned", changes.get("build", BUILD))
     facts = dataclasses.replace(GOOD, **changes)
     wanted = shell_environment(facts.machine, facts.environ, options, facts.installed)
     return dataclasses.replace(facts, environ=initialised(facts.environ, options, wanted))

@@ -70,7 +70,9 @@ def test_workers_that_are_not_pinned_have_no_cores_of_their_own() -> None:
 
 
 def test_the_report_has_everything() -> None:
-    described = dataclasses.replace(GOOD, environ={"KMP_BLOCKTIME": "7", "OMP_NUM_THREADS": "56\n"})
+    environ = {"KMP_BLOCKTIME": "7", "OMP_NUM_THREADS": "56\n"}
+    tuned = dataclasses.replace(GOOD.build, threads=60)
+    described = dataclasses.replace(GOOD, environ=environ, tuned=tuned)
     shown = render(doctor.examine(4, facts=described))
     for line in (
         "machine     2 sockets, 2 NUMA nodes, 56 cores, 112 logical CPUs",
@@ -94,7 +96,7 @@ def test_the_report_has_everything() -> None:
     ):
         assert line in shown.splitlines()
     assert "tensorflow  2.21.0 (tensorflow-cpu 2.21.0), tf.keras is keras 3.15.1, " in shown
-    assert "  1. note: nanotf-init would set " in shown
+    assert "  1. note: After nanotf-init, TensorFlow would start 60 threads instead of 61" in shown
     assert max(map(len, shown.splitlines())) < 135, "long values are cut"
     assert shown.isascii()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from machines import container, flat, laptop
 
 from nanotf.cli import doctor
 from nanotf.cli.report_text import render
-from nanotf.cli.usage import BusyProcess, Usage
+from nanotf.cli.usage import BusyProcess, OtherPool, Usage
+from nanotf.compat.versions import TESTED_TENSORFLOW
 from nanotf.machine.cpus import LogicalCpu, Machine
 from nanotf.machine.installed import Installed
 from nanotf.machine.limits import System
@@ -23,7 +25,11 @@ BUILDS = [
     (TensorFlowBuild(error="exited with code 1: No module named 'tensorflow'"), "No TensorFlow"),
     (TensorFlowBuild(("tensorflow 2.21.0",), error="was killed by SIGILL: x"), "SIGILL"),
     (dataclasses.replace(GOOD.build, keras="keras 3.8.0"), "keras 3.8.0 trains wrongly"),
-    (dataclasses.replace(GOOD.build, backend="torch"), "Keras runs on torch"),
+    (dataclasses.replace(GOOD.build, backend="torch", keras="", error="x"), "Keras runs on torch"),
+    (
+        dataclasses.replace(GOOD.build, backend="", keras="", error="Keras: no 'torch'"),
+        "no 'torch'.",
+    ),
 ]
 
 
@@ -42,6 +48,20 @@ def test_several_packages_of_tensorflow() -> None:
     (found,) = find(build=build)
     assert found["severity"] == "warning"
     assert "pip uninstall tensorflow tensorflow-cpu" in found["fix"]
+
+
+@pytest.mark.parametrize("version", ["2.13.1", "2.22.0-dev20260101"])
+def test_a_tensorflow_that_was_not_tested(version: str) -> None:
+    (found,) = find(build=dataclasses.replace(GOOD.build, tensorflow=version))
+    assert found["severity"] == "warning"
+    assert found["text"] == f"nanotf is tested with TensorFlow 2.14 to 2.21, not with {version}."
+
+
+def test_the_tested_versions_are_those_that_pip_installs() -> None:
+    project = (pathlib.Path(__file__).parents[3] / "pyproject.toml").read_text()
+    (oldest, newest) = TESTED_TENSORFLOW
+    assert f"intel-tensorflow=={oldest[0]}.{oldest[1]}.0" in project
+    assert f"<{newest[0]}.{newest[1] + 1}" in project
 
 
 def test_a_quota_leaves_workers_unpinned() -> None:
@@ -111,7 +131,6 @@ def test_causes_of_slowness() -> None:
     )
     assert only(found, "oneDNN")["fix"] == "Install tensorflow-cpu."
     assert "libtcmalloc-minimal4" in only(found, "tcmalloc")["fix"]
-    assert "float32" in only(found, "bfloat16")["fix"]
     assert only(found, "TF_NUM_INTEROP_THREADS=1 leaves")["fix"] == "Unset it."
     assert [f["severity"] for f in found] == sorted(
         (f["severity"] for f in found), key=["error", "warning", "note"].index
@@ -129,9 +148,18 @@ def test_unpinnable_machines() -> None:
     assert only(found, "cannot be pinned")["severity"] == "warning"
 
 
-def test_nanotf_init_that_was_not_sourced() -> None:
-    (found,) = doctor.examine(facts=GOOD)["findings"]
+def test_nanotf_init_is_advised_only_where_it_changes_tensorflow() -> None:
+    assert doctor.examine(facts=GOOD)["findings"] == [], "its variables would change nothing"
+    now = dataclasses.replace(GOOD.build, threads=227, bound_threads=2, allocator="/lib/libc.so.6")
+    (found,) = doctor.examine(facts=dataclasses.replace(GOOD, build=now))["findings"]
     assert (found["severity"], found["fix"]) == ("note", "source nanotf-init.")
+    assert found["text"] == (
+        "After nanotf-init, TensorFlow would start 61 threads instead of 227, and bind 0 of its "
+        "threads to cores instead of 2, and take memory from libtcmalloc_minimal.so.4 instead of "
+        "libc.so.6 in this shell."
+    )
+    failed = TensorFlowBuild(GOOD.build.packages, error="did not end within 120 s")
+    assert doctor.examine(facts=dataclasses.replace(GOOD, tuned=failed))["findings"] == []
 
 
 def test_the_users_cap_bounds_the_advised_numbers_of_workers() -> None:
@@ -147,6 +175,7 @@ def test_the_users_cap_bounds_the_advised_numbers_of_workers() -> None:
 
 # ------------------------------------------------------------- other users of the cores
 BUSY = BusyProcess("python", 41, True, 2.0)
+POOL = OtherPool("python train.py (process 99)", 99, (0, 1, 2))
 ELSEWHERE = BusyProcess("solver", 42, False, 30.0, on_usable_cores=False)
 
 
@@ -167,11 +196,11 @@ def test_harmless_processes_are_no_finding(processes: tuple[BusyProcess, ...]) -
 
 
 def test_an_idle_pool_is_worth_knowing() -> None:
-    (found,) = find(usage=Usage(pools=((99, (0, 1, 2)), (77, (500,)))))
-    assert (found["severity"], "process 99 are pinned to the cores 0-2" in found["text"]) == (
-        "note",
-        True,
+    (found,) = find(
+        usage=Usage(pools=(POOL, OtherPool("python other.py (process 77)", 77, (500,))))
     )
+    assert found["severity"] == "note"
+    assert "workers of python train.py (process 99) are pinned to the cores 0-2" in found["text"]
     assert found["fix"].startswith("Call nanotf.shutdown() in process 99 ")
 
 
@@ -217,7 +246,8 @@ ONE_CAUSE = {
     "a busy pool": (
         describe(
             usage=Usage(
-                processes=(BusyProcess("nanotf-pinned", 100, True, 1.0),), pools=((99, (0,)),)
+                processes=(BusyProcess("nanotf-pinned", 100, True, 1.0),),
+                pools=(dataclasses.replace(POOL, cores=(0,)),),
             )
         ),
         ["Other processes keep 1.0 cores busy"],
@@ -236,7 +266,7 @@ ONE_CAUSE = {
     ),
     "nanotf-init would enable oneDNN": (
         dataclasses.replace(GOOD, build=WITHOUT_ONEDNN),
-        ["One is TF_ENABLE_ONEDNN_OPTS: TensorFlow does not use oneDNN now"],
+        ["After nanotf-init, TensorFlow would use oneDNN in this shell."],
     ),
     "nanotf-init disabled oneDNN": (
         describe(Options(onednn=False), build=WITHOUT_ONEDNN),
@@ -289,7 +319,8 @@ def test_a_broken_tensorflow_is_no_failed_test_as_well(monkeypatch: pytest.Monke
 
 
 def test_cores_that_were_taken_away_after_nanotf_init() -> None:
-    facts = describe(Options(cores=8))
-    fewer = dataclasses.replace(facts, machine=flat(4))
+    facts = describe(Options(cores=8), build=dataclasses.replace(GOOD.build, threads=10))
+    tuned = dataclasses.replace(GOOD.build, threads=6)
+    fewer = dataclasses.replace(facts, machine=flat(4), tuned=tuned)
     (found,) = doctor.examine(facts=fewer)["findings"]
-    assert found["text"].startswith("These variables differ from what nanotf-init would set now")
+    assert "start 6 threads instead of 10" in found["text"]

@@ -113,7 +113,7 @@ def test_a_program_is_named_without_its_options(tmp_path: pathlib.Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it runs
-        named = neighbours._program(process.pid)
+        named = neighbours.program(process.pid)
         process.communicate(b"\n")
     assert named == f"{pathlib.Path(sys.executable).name} train.py (process {process.pid})"
-    assert neighbours._program(process.pid) == f"process {process.pid}"
+    assert neighbours.program(process.pid) == f"process {process.pid}"
