@@ -111,8 +111,11 @@ class Accelerated:
             *args: as in Keras's `fit`.
             num_processes: int, "auto" or None, default None. None or 1 trains in this process, as
                 Keras does. N > 1 trains on N workers, each pinned to its own cores; `batch_size`
-                stays the size of the global batch. "auto" measures a few steps on several numbers
-                of workers, and uses the fastest.
+                stays the size of the global batch. "auto" trains the first epoch in this process
+                and times its steps. It tries numbers of workers before the next epoch if that is
+                expected to take no longer than a tenth of what they can save, at best, of the time
+                that is left: left * (1 - 1 / n) / 10 with n workers, their start included. Then the
+                fastest trains the rest. What an earlier call measured is used at once.
             transport: "shm", "grpc" or None, default None, which is "shm". Workers exchange
                 gradients through shared memory or through TensorFlow's gRPC.
             cores_per_process: int or None, default None, the number of cores of each worker. None
@@ -131,9 +134,10 @@ class Accelerated:
                 called "multiprocessing") this process starts the workers on this machine. With
                 "ray", they run on this machine or on nodes of a cluster, on CPUs that Ray holds.
                 With "hosts", the hosts of the run start them.
-            tune: sequence of str or None, default None, settings that "auto" also measures, and
-                uses for this call if they are faster. "jit_compile" tries the other value than
-                the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.
+            tune: sequence of str or None, default None, settings that "auto" also measures, in a
+                tenth of the time that is left at most, and uses for the rest of this call if they
+                are faster. "jit_compile" tries the other value than the model's. "bf16" makes
+                layers compute in bfloat16, which changes the numbers.
             resume: path or None, default None, a folder for checkpoints, also without workers.
                 `fit` writes one after each epoch, and one at SIGTERM, before the process ends. The
                 same call in a new process, with any number of workers, continues there, in the

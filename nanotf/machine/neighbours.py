@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import operator
 import os
 import pathlib
 from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 
 from nanotf.console import warn_once
-from nanotf.errors import InvalidArgumentTypeError, PlacementError
+from nanotf.errors import PlacementError
 from nanotf.machine import reader_places, shell_state, topology
 from nanotf.machine.cgroups import parse_cpu_list
 from nanotf.machine.cpus import describe_machine
@@ -88,14 +87,7 @@ def plan(
     """
     if cores_per_process is None and part < 1.0:
         cores_per_process = max(1, int(topology.usable_count() * part / num_processes))
-    if cores is not None:
-        try:
-            cores = [operator.index(core) for core in cores]
-        except TypeError:
-            raise InvalidArgumentTypeError(
-                "`cores` must be a sequence of integers, the numbers of logical CPUs. "
-                f"Received: cores={cores!r}. Pass a list such as cores=[0, 1, 2, 3]."
-            ) from None
+    cores = topology.check_cores(cores)
     alone = topology.plan(num_processes, cores_per_process, cores=cores, avoid=avoid)
     if cores is not None:
         return alone

@@ -19,12 +19,13 @@ Rules for sharing cores out:
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import PlacementError, check_integer
+from nanotf.errors import InvalidArgumentTypeError, PlacementError, check_integer
 from nanotf.machine import shell_state
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
 
@@ -124,6 +125,23 @@ def check_cores_per_process(value: Any) -> int | None:
     if value is None:
         return None
     return check_integer("cores_per_process", value, "Pass the cores of each worker")
+
+
+def check_cores(value: Any) -> list[int] | None:
+    """Checks the argument `cores`; None stays None.
+
+    Raises:
+        InvalidArgumentTypeError: It is no sequence of integers.
+    """
+    if value is None:
+        return None
+    try:
+        return [operator.index(core) for core in value]
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "`cores` must be a sequence of integers, the numbers of logical CPUs. "
+            f"Received: cores={value!r}. Pass a list such as cores=[0, 1, 2, 3]."
+        ) from None
 
 
 def usable_count() -> int:

@@ -1,7 +1,7 @@
 """`fit` of a nanotf model: chooses the way to train, by the arguments that nanotf adds.
 
 fit
-  auto/               measures how many workers train fastest, if asked
+  auto/               chooses how many workers train, if asked, also between two epochs
   call_readers        starts processes that read, if asked
   fit/with_workers    several workers, or GPUs
   fit/fit_here        this process, with checkpoints
@@ -17,7 +17,9 @@ from nanotf.compat import keras_steps
 from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.machine import topology
 from nanotf.parent import call_readers, defaults, one_process
-from nanotf.parent.auto import choice, choice_of_settings
+from nanotf.parent.auto import choice_of_settings
+from nanotf.parent.auto.auto_call import AutoCall
+from nanotf.parent.auto.first_epochs import HandedOver
 from nanotf.parent.fit import fit_here, with_workers
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.keras_call import KerasCall
@@ -52,18 +54,21 @@ def fit(
     wanted = defaults.num_processes(num_processes)
     settings = defaults.tune(tune, wanted)
     hint = 'num_processes="auto" measures whether they would be faster.'
+    auto = None
     if isinstance(wanted, str) and wanted == topology.AUTO:
         backends.check_can_measure(where.backend)
         hint = 'num_processes="auto" has chosen one process.'
+        wanted = 1
         try:
-            wanted, settings = _fastest(call, where, settings)
+            if call.given is not None:
+                auto = AutoCall(call, where, options, settings)
+                wanted, settings = auto.begin()
         except UndividedError as error:
             if num_processes is not None:
                 raise
             # The user asked for nothing: `nanotf run` has this default, and scripts run unchanged.
             with_workers.warn_undivided(error)
-            wanted, settings = 1, ()
-    where = where.sized(wanted)
+            auto, settings = None, ()
     if reads is not None and options.resume is not None:
         raise InvalidArgumentError(
             "A run that reads with reader processes cannot be resumed yet. Received: "
@@ -71,35 +76,43 @@ def fit(
             "out."
         )
 
-    def alone(here: KerasCall) -> Any:
-        if options.resume is None or here.given is None:
-            return one_process.fit(here, hint)
-        return fit_here.fit(here, hint, options)
+    def train(call: KerasCall, number: Any, settings: tuple[str, ...], watch: Any = None) -> Any:
+        sized = where.sized(number)
 
-    with (
-        choice_of_settings.applied(call.model, settings),
-        call_readers.attached(reads, call, where, options.max_restarts) as read,
-        keras_steps.letting_go(call.model),
-    ):
-        if not where.has_workers:
-            history = alone(read.call)
-        elif read.call.given is None:
-            history = call()  # raises Keras's own error
-        else:
-            otherwise = alone if num_processes is None else None
-            history = with_workers.fit(read.call, where.avoiding(read.cores), options, otherwise)
-    if settings or reads is not None:
-        history.nanotf = dataclasses.replace(
-            history.nanotf, tuned=settings, read_processes=read.number
-        )
+        def alone(here: KerasCall) -> Any:
+            if options.resume is None or here.given is None:
+                return one_process.fit(here, hint)
+            return fit_here.fit(here, hint, options, watch)
+
+        with (
+            choice_of_settings.applied(call.model, settings),
+            call_readers.attached(reads, call, sized, options.max_restarts) as read,
+            keras_steps.letting_go(call.model),
+        ):
+            if not sized.has_workers:
+                history = alone(read.call)
+            elif read.call.given is None:
+                history = call()  # raises Keras's own error
+            else:
+                otherwise = alone if num_processes is None else None
+                placed = sized.avoiding(read.cores)
+                history = with_workers.fit(read.call, placed, options, otherwise)
+        if settings or reads is not None:
+            history.nanotf = dataclasses.replace(
+                history.nanotf, tuned=settings, read_processes=read.number
+            )
+        return history
+
+    if auto is None or not auto.is_open:
+        return train(call, wanted, settings)
+    try:
+        history = train(auto.watched(), 1, (), auto.watch)
+    except HandedOver as over:
+        rest = auto.rest(over.epoch)
+        try:
+            return train(rest, *over.choice)
+        except UndividedError as error:  # before any process started
+            with_workers.warn_undivided(error)
+            return train(rest, 1, ())
+    auto.end()
     return history
-
-
-def _fastest(call: KerasCall, where: Where, tune: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of processes and those of the settings that train fastest."""
-    if call.given is None:
-        return 1, ()
-    number = choice.choose(call.model, call.given, where)
-    if not tune:
-        return number, ()
-    return number, choice_of_settings.choose(call.model, call.given, tune, number, where)

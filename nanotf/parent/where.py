@@ -84,11 +84,26 @@ class Where:
         """True if workers do the work, and not this process."""
         return self.size > 1 and not defaults.alone
 
+    def can_have_workers(self, method: str) -> bool:
+        """Returns False if there are GPUs, which replace workers.
+
+        Args:
+            method: the method that is called, for errors.
+
+        Raises:
+            NanoError: Workers cannot be used here and now.
+        """
+        check_may_start(f"{method}(num_processes={self.size})")
+        if gpu.devices():
+            return False
+        check_can_exchange(self.transport)  # now: before readers start, and the model is built
+        return True
+
     def plan(self, method: str) -> AnyPlan | None:
         """Plans where the workers of a call run.
 
         Args:
-            method: the method that is called, for errors.
+            method: as in `can_have_workers`.
 
         Returns:
             None if there are GPUs, which replace workers.
@@ -96,10 +111,8 @@ class Where:
         Raises:
             NanoError: Workers cannot be used here and now.
         """
-        check_may_start(f"{method}(num_processes={self.size})")
-        if gpu.devices():
+        if not self.can_have_workers(method):
             return None
-        check_can_exchange(self.transport)  # now: before readers start, and the model is built
         wanted = self.size, self.cores_per_process, self.cores
         return backends.plan(self.backend, *wanted, self.avoid)
 

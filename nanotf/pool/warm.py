@@ -171,6 +171,44 @@ def warm_up(
     threading.Thread(target=start, name="nanotf-warm-up", daemon=True).start()
 
 
+def start_within(plan: AnyPlan, transport: str, seconds: float) -> bool:
+    """Starts the pool of a plan unless it is warm, and waits at most `seconds`.
+
+    Returns:
+        False if it was not ready in time. It then ends as soon as it is, in the background.
+
+    Raises:
+        NanoError: The workers cannot be started.
+    """
+    failed: list[NanoError] = []
+    given_up = threading.Event()
+
+    def start() -> None:
+        with _lock:
+            try:
+                _current(plan, transport)
+            except NanoError as error:
+                failed.append(error)
+            if given_up.is_set() or failed:
+                shutdown()
+            else:
+                _start_idle_timer()
+
+    thread = threading.Thread(target=start, name="nanotf-start", daemon=True)
+    thread.start()
+    try:
+        thread.join(max(0.0, seconds))
+        in_time = not thread.is_alive()
+    except BaseException:
+        given_up.set()
+        raise
+    if not in_time:
+        given_up.set()
+    elif failed:
+        raise failed[0]
+    return in_time
+
+
 def shutdown() -> None:
     """Stops the workers of this process, if there are any. The next call starts new ones."""
     _stop_idle_timer()
@@ -206,13 +244,14 @@ def _stop_idle_timer() -> None:
 def _start_idle_timer() -> None:
     global _idle_timer
     _stop_idle_timer()
-    timer = threading.Timer(idle_seconds(), _close_if_idle)
+    timer = threading.Timer(idle_seconds(), close_if_idle)
     timer.daemon = True
     timer.start()
     _idle_timer = timer
 
 
-def _close_if_idle() -> None:
+def close_if_idle() -> None:
+    """Stops the workers, and what has started them, unless a call uses them or they start now."""
     if not _guests and _lock.acquire(blocking=False):  # fails if a call has just begun
         try:
             shutdown()

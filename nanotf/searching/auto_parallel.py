@@ -1,8 +1,11 @@
 """`parallel="auto"`: measures whether many trials on few cores each, or few on many, end first.
 
-For 1, 2, 4, ... workers, each trains the same model on its share of the cores, all at the same
-time. So the measurement includes that trials compete for memory bandwidth. It takes about a second
-of training steps for each number of workers, after the model has been traced.
+The first trials of a study run on as many workers as there are cores, and are timed: their results
+count. Then the time that is left is known, and measuring may take a tenth of what it can save, as
+`parent.auto.rule` says. For 1, 2, 4, ... workers, each trains the same model on its share of the
+cores, all at the same time. So the measurement includes that trials compete for memory bandwidth.
+It takes about a second of training steps for each number of workers, after the model has been
+traced, and never more than a trial.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say, status
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
-from nanotf.parent.auto import candidates, timed_fits
+from nanotf.parent.auto import candidates, choice_cache, rule
+from nanotf.parent.auto.first_epochs import MEASURED_SECONDS, MEASURED_STEPS
 from nanotf.parent.map import mapping
 from nanotf.searching import studies
 from nanotf.searching.requirement import require_optuna
@@ -76,8 +80,8 @@ def _clock() -> Any:
             counted = self.steps if self.steps <= WARM_UP else self.steps - WARM_UP
             elapsed = time.perf_counter() - self.began
             self.seconds = elapsed / counted
-            measured = self.steps > WARM_UP and elapsed > timed_fits.MEASURED_SECONDS
-            if measured or self.steps == WARM_UP + timed_fits.MOST_STEPS:
+            measured = self.steps > WARM_UP and elapsed > MEASURED_SECONDS
+            if measured or self.steps == WARM_UP + MEASURED_STEPS:
                 raise _Measured
 
     return Clock()
@@ -94,32 +98,59 @@ def decide(step: Mapping[int, float], trials: int) -> int:
     return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
 
 
-def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> int:
-    """Returns the number of workers for a search, measured once in a study.
+def may_measure(trial: float, trials: int, numbers: Sequence[int], start_up: float) -> bool:
+    """Returns True if measuring is expected to take a tenth of what it can save, at most.
+
+    Args:
+        trial: seconds of a trial on the largest number of workers.
+        trials: how many are left.
+        numbers: of workers that are compared, in ascending order.
+        start_up: seconds in which workers start, for each number anew.
+    """
+    most = numbers[-1]
+    left = math.ceil(trials / most) * trial
+    cost = len(numbers) * (start_up + trial)
+    return cost <= rule.allowed(rule.can_save(left, most))
+
+
+def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> tuple[int, int]:
+    """Returns the number of workers, and how many trials they run before the next choice.
 
     Args:
         study: `optuna.Study`, which remembers the measurement.
         trials: how many are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
-    plans = candidates.candidates(request.cores_per_process, request.cores)
+    plans = candidates.numbers(request.cores_per_process, request.cores)
     numbers = [n for n in plans if n <= trials]
+    most = numbers[-1]
     if len(numbers) == 1:
-        return numbers[0]
+        return most, trials
     key = [topology.usable_count(), request.cores_per_process]
     known = study.user_attrs.get(studies.PARALLEL, {})
     if known.get("key") != key or not {*numbers} <= {*known["tried"]}:
+        seconds = studies.seconds_of_a_trial(study)
+        if seconds is None:
+            return most, most
+        start_up = choice_cache.start_up(rule.START_UP)
+        if not may_measure(seconds, trials, numbers, start_up):
+            if verbose != 0:
+                say(
+                    f'parallel="auto": {most} at a time, not measured: a trial takes about '
+                    f"{seconds:.1f} s, and {trials} are left."
+                )
+            return most, trials
         with status("measuring how many trials at a time end first"):
             known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
         study.set_user_attr(studies.PARALLEL, known)
     step = {int(n): t for n, t in known["step"].items() if int(n) in numbers}
     if not step:  # nothing was measured: trials raised what `catch` names, or had no step
-        return max(numbers)
+        return most, trials
     chosen = decide(step, trials)
     if verbose != 0:
         times = ", ".join(f"{n} at a time: {1000 * t:.2f} ms per step" for n, t in step.items())
         say(f'parallel="auto": {chosen}. Measured {times}.')
-    return chosen
+    return chosen, trials
 
 
 def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:

@@ -67,7 +67,7 @@ class SearchRun:
         request = self._request
         workers: Any = request.parallel
         if workers == topology.AUTO:
-            workers = auto_parallel.choose(request, self._study, count, self._verbose)
+            workers, count = auto_parallel.choose(request, self._study, count, self._verbose)
         workers = min(workers, count)
         self._parallel = max(self._parallel, workers)
         # Without a name, the file is gone even if this process is killed.

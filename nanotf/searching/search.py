@@ -65,8 +65,10 @@ def search(
         metric: str, a name in the logs of an epoch, such as "val_loss".
         trials: int, how many trials the study shall have. Those that it has already count, unless
             they failed or were interrupted.
-        parallel: int, how many trials run at a time, or "auto", the default: measures once in a
-            study whether many trials with few cores each or few with many end first.
+        parallel: int, how many trials run at a time, or "auto", the default: times the first trials
+            on as many workers as there are cores. Then it measures, once in a study, whether many
+            trials with few cores each or few with many end first, if that takes a tenth of what it
+            can save, at most.
         sampler: None, the default, for Optuna's `TPESampler`; a function of `seed` that returns a
             sampler, such as a sampler's class; or a sampler. nanotf calls a function for each
             trial, with a seed that follows from `seed` and the trial's number. Of a sampler, each

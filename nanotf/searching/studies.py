@@ -209,6 +209,14 @@ def ended(study: Any) -> int:
     return sum(map(_counts, study.get_trials(deepcopy=False)))
 
 
+def seconds_of_a_trial(study: Any) -> float | None:
+    """Returns the mean time of trials with a value, or None if there are none."""
+    state = require_optuna().trial.TrialState.COMPLETE
+    found = [trial.duration for trial in study.get_trials(deepcopy=False, states=(state,))]
+    seconds = [duration.total_seconds() for duration in found if duration is not None]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
 def _counts(trial: Any) -> bool:
     state = require_optuna().trial.TrialState
     is_failure = trial.state == state.FAIL and ERROR in trial.user_attrs

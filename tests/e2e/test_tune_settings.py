@@ -14,7 +14,7 @@ import nanotf
 from nanotf.cli import main
 from nanotf.compat.versions import keras_version
 from nanotf.machine import neighbours
-from nanotf.parent.auto import choice_cache, timed_fits
+from nanotf.parent.auto import choice_cache, first_epochs, rule, timed_fits
 from nanotf.parent.auto.timed_fits import Measured
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -54,6 +54,9 @@ def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> lis
         return Measured(number, times[setting] * number)
 
     monkeypatch.setattr(timed_fits, "measure", measure)
+    # Any fit is worth measuring, however short it is.
+    monkeypatch.setattr(rule, "SHARE", 1e9)
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
     return tried
 
 
@@ -67,15 +70,17 @@ def test_what_is_faster_is_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> N
     assert tried[-3:] == [(1, *plain), (1, True, "float32"), (1, *fast)]
     assert history.nanotf.tuned == ("jit_compile", "bf16")
     assert str(history.nanotf).startswith("fit in one process, tuned: jit_compile, bf16")
-    expected = _fit(_model("mixed_bfloat16", jit_compile=True)).history["loss"]
-    np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
+    assert history.epoch == [0, 1], "one training, of which the second epoch was tuned"
     assert not model.jit_compile
     assert {layer.compute_dtype for layer in (model, *model.layers)} == {"float32"}
     assert model.predict(X, verbose=0).dtype == np.float32
     # The second call knows.
     tried.clear()
-    assert _fit(model, num_processes="auto", tune=("jit_compile", "bf16")).nanotf.tuned
+    history = _fit(_model(), num_processes="auto", tune=("jit_compile", "bf16"))
+    assert history.nanotf.tuned == ("jit_compile", "bf16")
     assert tried == []
+    expected = _fit(_model("mixed_bfloat16", jit_compile=True)).history["loss"]
+    np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
     settings = [m["setting"] for e in choice_cache.entries().values() for m in e["measured"]]
     assert "jit_compile=True, bf16" in settings
 
@@ -92,12 +97,21 @@ def test_what_is_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_compiled_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_times(monkeypatch, {(False, "float32"): 100.0, (True, "float32"): 50.0})
+    _fit(_model(), num_processes="auto", tune=("jit_compile",))
     model = _model()
     history = _fit(model, num_processes="auto", tune=("jit_compile",))
     assert history.nanotf.tuned == ("jit_compile",)
     expected = _fit(_model(jit_compile=True)).history["loss"]
     np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
     assert not model.jit_compile
+
+
+def test_settings_of_a_short_fit_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = _with_times(monkeypatch, {})
+    monkeypatch.setattr(rule, "SHARE", 1e-9)
+    assert _fit(_model(), num_processes="auto", tune=("jit_compile", "bf16")).nanotf.tuned == ()
+    assert tried == []
+    assert choice_cache.entries() == {}
 
 
 def test_nothing_is_tried_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
 from nanotf.machine import neighbours
-from nanotf.parent.auto import candidates, choice, choice_cache, timed_fits
+from nanotf.parent.auto import candidates, choice, choice_cache, first_epochs, rule, timed_fits
 from nanotf.parent.auto.choice import decide
 from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.where import Where
@@ -40,7 +41,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the tried numbers; leaves time for all, however busy the machine is."""
+    """Records the tried numbers; any fit is worth measuring, however short it is."""
     found: list[int] = []
     stock = timed_fits.measure
 
@@ -51,10 +52,14 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Measured(number, measured.step, start_up=0.0)
 
     monkeypatch.setattr(timed_fits, "measure", measure)
-    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 1000.0)
     monkeypatch.setattr(timed_fits, "MEASURED_SECONDS", 0.1)
-    monkeypatch.setattr(timed_fits, "START_UP", 0.0)  # the jobs here are short
+    _allow(monkeypatch)
     return found
+
+
+def _allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "SHARE", 1e9)
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
 
 
 def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -73,9 +78,39 @@ def test_the_fastest_is_chosen_if_worth_its_start() -> None:
     assert decide([Measured(1, None, note="failed"), two], steps=None) == 1
 
 
+def test_a_short_fit_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is started nor prepared, and Keras trains as without "auto"."""
+
+    def started(*_: Any) -> Any:
+        raise AssertionError("a trial of a fit that takes less than a second")
+
+    monkeypatch.setattr(timed_fits, "TimedFit", started)
+    monkeypatch.setattr(choice, "TimedFit", started)
+    monkeypatch.setattr(rule, "SHARE", 1e-9)  # however busy the machine is
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
+    x, y = digits(110)
+    results = []
+    for number in (None, "auto"):
+        model, calls = _with_dropout(), _Calls()
+        history = model.fit(x, y, epochs=3, verbose=2, callbacks=calls, num_processes=number)
+        results.append((history.history, history.epoch, calls.said, _random_numbers()))
+    assert results[1] == results[0]
+    assert not nanotf.worker_pids()
+    said = capsys.readouterr().out
+    assert "one process, not measured: the rest takes about" in said
+    assert "they pay from about" in said
+    assert '"auto" measures from' in said
+    assert said.index("not measured") < said.rindex("Epoch 2/3")
+    one_epoch = model.fit(x, y, verbose=2, num_processes="auto")
+    assert len(one_epoch.history["loss"]) == 1
+    assert "one process, not measured: this call takes about" in capsys.readouterr().out
+    assert choice_cache.entries() == {}
+
+
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    plans = {1: nanotf.plan(1)}
-    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(candidates, "numbers", lambda *_: [1])
     x, y = digits(20)
     history = small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert history.nanotf.size == 1
@@ -111,11 +146,10 @@ class _Calls(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.said.append(f"batch {batch}")
 
 
-def _shuffled(x: Any, y: Any) -> Any:
-    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(20)
+def _shuffled(x: Any, y: Any, seed: int | None = None) -> Any:
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100, seed).batch(20)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_one_process_leaves_no_trace(
     float64: None,
@@ -133,37 +167,108 @@ def test_one_process_leaves_no_trace(
         data = (x, y) if kind == "arrays" else (_shuffled(x, y),)
         # Twice: traces of the trial might show late.
         for _ in range(2):
-            history = model.fit(*data, epochs=2, verbose=2, callbacks=[calls], num_processes=number)
+            history = model.fit(*data, epochs=3, verbose=2, callbacks=[calls], num_processes=number)
         results.append((model, history.history, calls.said, _random_numbers()))
     (expected, *alike), (found, *also) = results
     assert_same_history(also[0], alike[0])
     assert also[1:] == alike[1:]
     assert_same_state(found, expected)
-    assert tries == [1, 2]  # the second call remembers
+    assert tries == [2]  # the second call remembers
     said = capsys.readouterr().out
-    assert "1, measured in" in said
-    assert "ms per step" in said
-    assert "1, as measured on" in said
+    assert "one process: " in said
+    assert "ms a step beside" in said
+    assert "; measured in" in said
+    assert "; as measured on" in said
     assert nanotf.last_report() is last  # not a trial's
 
 
-def test_two_processes_leave_no_trace(
-    float64: None, monkeypatch: pytest.MonkeyPatch, tries: list[int]
+def _schedule(epoch: int, rate: float) -> float:
+    return rate * 0.5
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "list"])
+def test_workers_train_the_rest(
+    float64: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tries: list[int],
+    kind: str,
 ) -> None:
+    """Of one training, as callbacks, the history and the progress bar see it."""
     x, y = digits(110)
-    arguments = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:30], y[:30])}
-    expected, found = small_cnn(), small_cnn()
+    arguments = {"epochs": 4, "shuffle": False, "verbose": 2, "validation_data": (x[:30], y[:30])}
+    if kind == "dataset":  # each pass over it has another order
+        tf.keras.utils.set_random_seed(3)
+        data: Any = [(_shuffled(x, y, seed=1),) for _ in range(2)]
+        arguments.pop("shuffle")
+    else:
+        data = [(x, y)] * 2
     _choose(monkeypatch, 2)
-    calls, also = _Calls(), _Calls()
-    before = expected.fit(x, y, callbacks=[calls], **arguments)
-    history = found.fit(x, y, callbacks=[also], num_processes="auto", **arguments)
-    assert tries == [1, 2]
-    assert history.nanotf.size == 2
-    assert also.said == calls.said
-    assert_same_history(history.history, before.history)
+    results = []
+    for number, each in zip((None, "auto"), data, strict=True):
+        model, calls = small_cnn(), _Calls()
+        rate = tf.keras.callbacks.LearningRateScheduler(_schedule)
+        patience = tf.keras.callbacks.EarlyStopping("loss", patience=5)
+        callbacks: Any = [calls, rate, patience]
+        if kind == "list":
+            params = {"epochs": 4, "steps": 4, "verbose": 2}
+            callbacks = tf.keras.callbacks.CallbackList(
+                callbacks, add_history=True, add_progbar=True, model=model, **params
+            )
+        history = model.fit(*each, callbacks=callbacks, num_processes=number, **arguments)
+        results.append((model, history, calls.said))
+        assert model.history is history
+    (expected, before, said), (found, after, also) = results
+    assert tries == [2]
+    assert after.nanotf.size == 2
+    assert also == said
+    assert after.epoch == before.epoch == [0, 1, 2, 3]
+    assert_same_history(after.history, before.history)
     assert_same_state(found, expected)
+    lines = capsys.readouterr().out
+    assert lines.count("Epoch 2/4") == 2
+    assert lines.index("2 workers: ") > lines.rindex("Epoch 1/4")
     (entry,) = choice_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"]] == [1, 2]
+    # Now an earlier call has measured.
+    again = found.fit(*each, verbose=2, num_processes="auto")
+    assert (again.nanotf.size, tries) == (2, [2])
+    assert "; as measured on" in capsys.readouterr().out
+
+
+def test_a_run_with_checkpoints_continues_with_workers(
+    float64: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, tries: list[int]
+) -> None:
+    x, y = digits(110)
+    _choose(monkeypatch, 2)
+    results = []
+    for number in (None, "auto"):
+        model = small_cnn()
+        folder = tmp_path / f"run {number}"
+        history = model.fit(x, y, epochs=3, verbose=0, resume=folder, num_processes=number)
+        results.append((model, history))
+    (expected, before), (found, after) = results
+    assert tries == [2]
+    assert after.nanotf.size == 2
+    assert_same_history(after.history, before.history)
+    assert_same_state(found, expected)
+
+
+def test_data_that_continue_over_epochs_are_not_handed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tries: list[int]
+) -> None:
+    """The time of their steps is remembered, so that the next call measures before it trains."""
+    x, y = digits(110)
+    _choose(monkeypatch, 2)
+    model = small_cnn()
+    arguments: Any = {"epochs": 2, "steps_per_epoch": 3, "verbose": 2, "num_processes": "auto"}
+    assert model.fit(x, y, **arguments).nanotf.size == 1
+    assert tries == []
+    assert "The next such call measures before it trains" in capsys.readouterr().out
+    (entry,) = choice_cache.entries().values()
+    assert [m["num_processes"] for m in entry["measured"]] == [1]
+    assert model.fit(x, y, **arguments).nanotf.size == 2
+    assert tries == [2]
 
 
 class _Scaled(tf.keras.losses.Loss):  # type: ignore[misc]
@@ -211,13 +316,14 @@ def test_a_rebuilt_model_is_remembered(monkeypatch: pytest.MonkeyPatch, make: An
         return Measured(number, 100.0)
 
     monkeypatch.setattr(timed_fits, "measure", measure)
+    _allow(monkeypatch)
     _choose(monkeypatch, 1)
     x, y = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
 
     def trials(model: Any) -> int:
         before = len(tried)
-        given = {"x": x, "y": [y, y] if make is _functional else y, "verbose": 0}
-        assert choice.choose(model, given, Where.of()) == 1
+        y_or_two = [y, y] if make is _functional else y
+        model.fit(x, y_or_two, batch_size=2, epochs=2, verbose=0, num_processes="auto")
         return len(tried) - before
 
     assert trials(make()) > 0
@@ -239,7 +345,7 @@ def test_a_generator_is_not_tried(
     history = found.fit(batches(), verbose=2, num_processes="auto")
     assert_same_history(history.history, before.history)
     assert tries == []
-    assert "no trial, 1 process: data of class generator" in capsys.readouterr().out
+    assert "one process, not measured: data of class generator" in capsys.readouterr().out
 
 
 def test_a_dataset_with_python_functions_is_not_tried(
@@ -254,10 +360,10 @@ def test_a_dataset_with_python_functions_is_not_tried(
 
     signature = (tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int64))
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    small_cnn().fit(dataset, verbose=2, num_processes="auto")
+    small_cnn().fit(dataset.repeat(3), epochs=2, verbose=2, num_processes="auto")
     assert tries == []
-    assert len(seen) == 1
-    assert "no trial, 1 process: x must not depend on Python" in capsys.readouterr().out
+    assert len(seen) == 6
+    assert "one process, not measured: x must not depend on Python" in capsys.readouterr().out
 
 
 class Closed(tf.keras.Model):  # type: ignore[misc]
@@ -277,9 +383,10 @@ def test_a_model_that_cannot_be_sent_is_not_tried(
     x, y = digits(40)
     model = nanotf.accelerate(Closed(10))
     model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert len(model.fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
+    history = model.fit(x, y, epochs=2, verbose=2, num_processes="auto")
+    assert len(history.history["loss"]) == 2
     assert tries == []
-    assert "no trial, 1 process: " in capsys.readouterr().out
+    assert "one process, not measured: " in capsys.readouterr().out
     model.connection.close()
 
 
@@ -287,71 +394,56 @@ def test_a_trial_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(trial: Any, number: int, *_: Any) -> Measured:
-        if number > 1:
-            raise nanotf.errors.WorkerError("no memory")
-        return Measured(1, 100.0)
+        raise nanotf.errors.WorkerError("no memory")
 
     monkeypatch.setattr(timed_fits, "measure", measure)
-    x, y = digits(40)
-    small_cnn().fit(x, y, verbose=2, num_processes="auto")
+    _allow(monkeypatch)
+    x, y = digits(80)
+    history = small_cnn().fit(x, y, epochs=2, verbose=2, num_processes="auto")
+    assert (len(history.history["loss"]), history.nanotf.size) == (2, 1)
     assert "failed: WorkerError: no memory" in capsys.readouterr().out
-    assert choice_cache.entries() == {}, "nothing was decided"
+    (entry,) = choice_cache.entries().values()
+    assert [m["num_processes"] for m in entry["measured"]] == [1]
 
 
 def test_a_trial_skipped_for_lack_of_time_runs_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tried = []
+    tried, now = [], [0.0]
 
     def measure(trial: Any, number: int, *_: Any) -> Measured:
         tried.append(number)
+        now[0] += 6.0
         return Measured(number, 100.0)
 
-    plans = dict.fromkeys((1, 2, 4), nanotf.plan(1))
-    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
-    monkeypatch.setattr(warm, "is_warm", lambda *_: False)
+    monkeypatch.setattr(candidates, "numbers", lambda *_: [1, 2, 4])
+    monkeypatch.setattr(choice.Auto, "_plan", lambda *_: nanotf.plan(1))
     monkeypatch.setattr(timed_fits, "measure", measure)
-    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", -1.0)
-    monkeypatch.setattr(timed_fits, "TRIAL_SHARE", 0.0)
-    monkeypatch.setattr(timed_fits, "PATIENCE", 0.0)
-    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
-    _choose(monkeypatch, 1)
-    x, y = digits(40)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 5.0)
+    monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
+    monkeypatch.setattr(rule, "allowed", lambda saving: 10.0)
+    x, y = digits(80)
     model = small_cnn()
-    model.fit(x, y, verbose=2, num_processes="auto")
-    assert tried == [1, 2], "fewer decide nothing"
+    model.fit(x, y, epochs=2, verbose=2, num_processes="auto")
+    assert tried == [2], "4 s are left, and 4 workers take 5 s"
     assert "(4: not tried: no time left)" in capsys.readouterr().out
-    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 1000.0)
-    model.fit(x, y, verbose=0, num_processes="auto")
-    assert tried == [1, 2, 4]
+    model.fit(x, y, epochs=2, verbose=0, num_processes="auto")
+    assert tried == [2, 4]
     assert capsys.readouterr().out == ""  # verbose=0
 
 
-def test_warm_workers_need_no_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plans = {number: nanotf.plan(number) for number in (1, 2)}
-    is_there = False
-    tried: list[int] = []
-
-    def measure(trial: Any, number: int, *_: Any) -> Measured:
-        tried.append(number)
-        return Measured(number, 1.0 / number, start_up=0.0)  # workers that are already warm
-
-    monkeypatch.setattr(candidates, "candidates", lambda *_: plans)
-    monkeypatch.setattr(timed_fits, "measure", measure)
-    monkeypatch.setattr(timed_fits, "START_UP", 100.0)
-    monkeypatch.setattr(warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
+def test_warm_workers_need_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = [Measured(1, 0.02), Measured(2, 0.01, start_up=100.0)]
+    monkeypatch.setattr(choice.Auto, "_known", lambda *_: {m.num_processes: m for m in measured})
+    monkeypatch.setattr(choice.Auto, "_date", "that day", raising=False)
     x, y = digits(40)
-    model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a fit of 40 s
-    assert choice.choose(model, given, Where.of()) == 1
-    assert "not tried: this fit takes less time than starting workers" in capsys.readouterr().out
-    is_there = True
-    assert choice.choose(model, given, Where.of()) == 1, "the trial ended the workers"
-    assert choice.choose(model, given, Where.of()) == 2
-    is_there = False
-    assert choice.choose(model, given, Where.of()) == 1
-    assert tried == [1, 1, 2], "one alone decides nothing, and is measured again"
+    auto = choice.Auto(small_cnn(), {"x": x, "y": y, "verbose": 0}, Where.of())
+    monkeypatch.setattr(choice_cache, "entries", lambda: {"any": {"measured": [], "date": ""}})
+    steps = 2000  # 40 s in one process, 20 s with workers
+    for is_there, number in ((False, 1), (True, 2)):
+        monkeypatch.setattr(choice.Auto, "_is_warm", lambda *_, is_there=is_there: is_there)
+        assert auto.at_once(steps) == (number, ())
 
 
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +474,7 @@ def test_without_data_it_is_plain_keras(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(type(before.value)) as after:
         model.fit(verbose=2, num_processes="auto")
     assert str(after.value) == str(before.value)
-    assert "no trial, 1 process: there are no data." in capsys.readouterr().out
+    assert "one process, not measured: there are no data." in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------- a bounded trial
@@ -403,26 +495,17 @@ def test_a_trial_that_is_too_slow_is_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x, y = digits(110)
-    now = [0.0]
+    now, idle = [0.0], [40.0]
 
     def on_idle(self: Any, ended: set[int]) -> None:
-        now[0] += 40.0
+        now[0] += idle[0]
         self._check_time()
 
     monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
     monkeypatch.setattr(timed_fits.TimedFit, "on_idle", on_idle)
-    monkeypatch.setattr(timed_fits, "TRIAL_SECONDS", 100.0)
-    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
-    tried: list[int] = []
-    stock = timed_fits.measure
-
-    def measure(trial: Any, number: int, *args: Any) -> Measured:
-        tried.append(number)
-        found = stock(trial, number, *args)
-        # Whatever the trial took, the fit is worth two processes, and 5 % of it is little.
-        return found if found.step is None else Measured(1, 0.1)
-
-    monkeypatch.setattr(timed_fits, "measure", measure)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 5.0)
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
+    monkeypatch.setattr(rule, "allowed", lambda saving: 100.0)
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -449,39 +532,49 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert_same_history(after, before)
     assert_same_state(found, expected)
     assert also == next_number
-    assert tried == [1, 2, 1, 2], "an undecided measurement is not remembered"
     assert "too slow: stopped after" in capsys.readouterr().out
     assert not nanotf.worker_pids()
-    assert choice_cache.entries() == {}
+    (entry,) = choice_cache.entries().values()
+    assert [m["step"] is None for m in entry["measured"]] == [False, True]
     assert now[0] > 100.0
 
 
-def test_a_stopped_trial_may_be_worth_more_time() -> None:
-    one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
-    known = {1: one, 2: two}
-    for steps, is_worth in ((None, False), (1000, False), (2000, True)):  # 25 s, 50 s
-        assert timed_fits.Budget(steps).is_worth_more(two, known) == is_worth
-        assert not timed_fits.Budget(steps).is_worth_more(one, known)
-    assert not timed_fits.Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
+def test_a_stopped_trial_may_be_worth_more_time(
+    monkeypatch: pytest.MonkeyPatch, tries: list[int]
+) -> None:
+    stopped = Measured(2, None, 3.0, "too slow", stopped=15.0)
+    monkeypatch.setattr(choice.Auto, "_known", lambda *_: {2: stopped})
+    monkeypatch.setattr(choice.Auto, "_date", "that day", raising=False)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 5.0)
+    x, y = digits(80)
+    for allowed, tried in ((25.0, []), (1000.0, [2])):
+        monkeypatch.setattr(rule, "allowed", lambda saving, allowed=allowed: allowed)
+        small_cnn().fit(x, y, epochs=2, verbose=0, num_processes="auto")
+        assert tries == tried
 
 
-@pytest.mark.thorough
-def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, stock = [0.0], warm._start
+def test_a_start_that_takes_too_long_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_over, ended = threading.Event(), threading.Event()
 
-    def start(*args: Any) -> Any:
-        now[0] += 1e6  # the first import from a cold disk, on a busy machine
-        return stock(*args)
+    def start(*_: Any) -> Any:
+        assert is_over.wait(60)
+        raise nanotf.errors.WorkerError("too late")
 
+    warm.end_pool()
     monkeypatch.setattr(warm, "_start", start)
-    monkeypatch.setattr(timed_fits, "_now", lambda: now[0])
-    monkeypatch.setattr(timed_fits, "START_UP", 0.0)  # the job is short
-    nanotf.shutdown()
-    x, y = digits(40)
-    small_cnn().fit(x, y, verbose=0, num_processes="auto")
-    (entry,) = choice_cache.entries().values()
-    assert [m["num_processes"] for m in entry["measured"] if m["step"] is not None] == [1, 2]
-    assert now[0] == 1e6, "workers started once, for the trial"
+    monkeypatch.setattr(warm, "shutdown", ended.set)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 0.0)
+    monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
+    monkeypatch.setattr(rule, "allowed", lambda saving: 0.01)
+    x, y = digits(80)
+    history = small_cnn().fit(x, y, epochs=2, verbose=2, num_processes="auto")
+    assert (len(history.history["loss"]), history.nanotf.size) == (2, 1)
+    assert "(2: not ready after" in capsys.readouterr().out
+    assert not ended.is_set()
+    is_over.set()
+    assert ended.wait(60), "what has started ends in the background"
 
 
 @pytest.mark.thorough
@@ -489,12 +582,12 @@ def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 0.0)
-    monkeypatch.setattr(timed_fits, "START_UP", 0.0)
+    _allow(monkeypatch)
     nanotf.shutdown()
-    x, y = digits(40)
-    assert len(small_cnn().fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
-    assert "2   failed: WorkerError" in capsys.readouterr().out
-    assert choice_cache.entries() == {}
+    x, y = digits(80)
+    history = small_cnn().fit(x, y, epochs=2, verbose=2, num_processes="auto")
+    assert len(history.history["loss"]) == 2
+    assert "(2: failed: WorkerError" in capsys.readouterr().out
     assert not nanotf.worker_pids()
 
 
@@ -511,9 +604,9 @@ def test_a_measurement_that_is_cut_short_counts(
     monkeypatch.setattr(timed_fits.TimedFit, "run", run)
     monkeypatch.setattr(timed_fits, "MEASURED_SECONDS", 1000.0)
     _choose(monkeypatch, 1)
-    x, y = digits(40)
-    small_cnn().fit(x, y, verbose=0, num_processes="auto")
-    assert tries == [1, 2]
+    x, y = digits(80)
+    small_cnn().fit(x, y, epochs=2, verbose=0, num_processes="auto")
+    assert tries == [2]
 
 
 # ------------------------------------------------------------------------------ bad input

@@ -1,42 +1,54 @@
 """`num_processes="auto"`: chooses the number of processes that trains a model fastest.
 
-    choose | choice_of_settings.choose     a `Question`
-      answer                    measured before? then no trial
-        timed_fits.tried        measures the numbers of `candidates` while there is time
-        decide                  the fastest number for this call's number of steps
+    Auto.without_data  nothing to choose
+    Auto.at_once       an earlier call has measured
+    Auto.watch         else this process trains, and times its own steps; between two epochs
+      Auto.rest        chooses what trains the rest; `rule` says if measuring is worth its time
+        timed_fits     measures workers
+        decide         the fastest number for the steps that are left
+        settings       those of `tune` that are faster, see `choice_of_settings`
 
-A decision needs times of one process and of at least one number of workers; fewer times are not
-remembered.
+A call that ends before the choice leaves the time of its steps to the next one, if it is long
+enough for a measurement.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from nanotf.compat.versions import require_tensorflow
+from nanotf.compat import keras_runs
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
-from nanotf.machine import topology
-from nanotf.parent.auto import candidates, choice_cache, step_key, timed_fits
-from nanotf.parent.auto.timed_fits import Measured, TimedFit
+from nanotf.machine import neighbours, topology
+from nanotf.parent.auto import (
+    candidates,
+    choice_cache,
+    choice_of_settings,
+    first_epochs,
+    rule,
+    step_key,
+    timed_fits,
+)
+from nanotf.parent.auto.timed_fits import Budget, Measured, TimedFit
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.where import Where
 from nanotf.pool import warm
-from nanotf.shipping.data import inputs
 
-WORTH = 0.97  # several processes must take less than this share of one process's time
+
+class Choice(NamedTuple):
+    """What trains a model."""
+
+    number: int = 1
+    settings: tuple[str, ...] = ()  # of `tune`
 
 
 def decide(measured: Sequence[Measured], steps: int | None) -> int:
     """Returns the number of processes that finishes a call first.
 
     Args:
-        steps: steps of the call; None compares steps alone. A short call is not worth starting
+        steps: steps that are left; None compares steps alone. A short call is not worth starting
             workers.
 
     Returns:
@@ -46,210 +58,268 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
     if 1 not in found:
         return 1
     best = min(found, key=lambda n: found[n])
-    return best if found[best] < WORTH * found[1] else 1
+    return best if found[best] < rule.WORTH * found[1] else 1
 
 
-class Question(Protocol):
-    """A choice among candidates, which measurements make."""
-
-    size: int  # workers of the trial
-    otherwise: Any  # the choice without a trial
-
-    def key(self, trial: TimedFit) -> str:
-        """Returns a hash of everything that decides what is measured."""
-
-    def measure(self, trial: TimedFit, known: list[Measured]) -> list[Measured]:
-        """Returns the known measurements if they suffice, else others, with those kept."""
-
-    def decide(self, measured: Sequence[Measured]) -> Any:
-        """Returns the choice."""
-
-    def without_trial(self, why: str) -> str:
-        """Returns the line for a choice without a trial."""
-
-    def with_trial(self, measured: Sequence[Measured], chosen: Any, date: str | None) -> str:
-        """Returns the lines for a choice; `date` is that of measurements of an earlier call."""
-
-
-def answer(question: Question, model: Any, given: Mapping[str, Any]) -> Any:
-    """Returns what measurements choose: those of an earlier call, or new ones, which are kept.
+class Auto:
+    """The choice of one `fit(num_processes="auto")`.
 
     Args:
-        model: a compiled Keras model.
+        model: a Keras model.
         given: the arguments of Keras's `fit` that were given.
+        where: the place of workers; their number does not matter.
+        tune: names of `defaults.TUNE`, each once.
+        resumes: whether `fit` writes checkpoints, with which the rest can continue anywhere.
 
     Raises:
         NanoError: An argument cannot be used.
-        Exception: What Keras raises for the arguments.
     """
-    why_not = timed_fits.why_no_trial(given.get("x"))
-    if why_not:
-        say_choice(given, question.without_trial(why_not))
-        return question.otherwise
-    with timed_fits.unchanged(model):
-        try:
-            shortened = timed_fits.shortened(FitArguments.of(given))
-            trial = TimedFit(model, shortened, question.size)
-        except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
-            say_choice(given, question.without_trial(str(error)))
-            return question.otherwise
-        key = question.key(trial)
-        entry = choice_cache.entries().get(key)
-        known = [] if entry is None else [Measured(**m) for m in entry["measured"]]
-        measured = question.measure(trial, known)
-    date = entry["date"] if entry is not None and measured is known else None
-    found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
-    if date is None and choice_cache.decides(found):
-        now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        choice_cache.remember(key, {"measured": found, "date": now, "model": str(model.name)})
-    chosen = question.decide(measured)
-    say_choice(given, question.with_trial(measured, chosen, date))
-    return chosen
-
-
-def choose(model: Any, given: Mapping[str, Any], where: Where) -> int:
-    """Returns the number of processes for a `fit(num_processes="auto")`; arguments as `answer`.
-
-    Args:
-        where: the place of workers; their number does not matter.
-    """
-    if where.plan("fit") is None:
-        say_choice(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.")
-        return 1
-    plans = candidates.candidates(where.cores_per_process, where.cores)
-    if len(plans) < 2:
-        say_choice(given, "one process is all that the usable cores allow.")
-        return 1
-    return int(answer(_Numbers(FitArguments.of(given), plans, where.transport), model, given))
-
-
-class _Numbers:
-    """The numbers of processes among which "auto" chooses."""
-
-    size = otherwise = 1
 
     def __init__(
-        self, arguments: FitArguments, plans: Mapping[int, topology.Plan], transport: str
+        self,
+        model: Any,
+        given: Mapping[str, Any],
+        where: Where,
+        tune: Sequence[str] = (),
+        resumes: bool = False,
     ) -> None:
-        self._arguments, self._plans, self._transport = arguments, plans, transport
+        self._model, self._where, self._tune = model, where, tune
+        self._numbers = [1]
+        self._has_gpus = not where.can_have_workers("fit")
+        if not self._has_gpus:
+            self._numbers = candidates.numbers(where.cores_per_process, where.cores)
+        self.arguments = FitArguments.of(given)
+        # With a number of steps, an epoch may begin where the data of the one before have ended.
+        a = self.arguments
+        continues = resumes or (a.steps_per_epoch is None and a.validation_steps is None)
+        self.watch = first_epochs.Watch(self.rest if continues else None)
 
-    def key(self, trial: TimedFit) -> str:
-        return key_of(trial, self._plans, self._transport)
+    def _say(self, text: str) -> None:
+        """Prints what was chosen, or logs it if `fit` is to be quiet."""
+        if self.arguments.verbose == 0:
+            logger.info('num_processes="auto": %s', text)
+        else:
+            say(f'num_processes="auto": {text}')
 
-    def measure(self, trial: TimedFit, known: list[Measured]) -> list[Measured]:
-        self._steps = _steps_of_call(trial, self._arguments)
-        self._budget = budget = timed_fits.Budget(self._steps)
-        by_number = {m.num_processes: m for m in known}
-        usable = {
-            number: m
-            for number, m in by_number.items()
-            if number in self._plans and not budget.is_worth_more(m, by_number)
+    # ------------------------------------------------------------------- before training
+    def without_data(self) -> Choice | None:
+        """Returns the choice, after a line, if nothing can be measured."""
+        why = timed_fits.why_no_trial(self.arguments.x)
+        if self._has_gpus:
+            why = "TensorFlow sees GPUs; there is nothing to measure on CPU cores."
+        elif len(self._numbers) < 2 and not self._tune:
+            why = "one process is all that the usable cores allow."
+        if why:
+            self._say(f"one process, not measured: {why}")
+            return Choice()
+        return None
+
+    def at_once(self, steps: int | None) -> Choice | None:
+        """Returns the choice if an earlier call has timed a step.
+
+        Args:
+            steps: of an epoch, None if unknown.
+
+        Raises:
+            NanoError: An argument cannot be used.
+            Exception: What Keras raises for the arguments.
+        """
+        if not choice_cache.entries():
+            return None
+        budget = Budget()
+        with timed_fits.unchanged(self._model):
+            if (trial := self._trial()) is None:
+                return Choice()
+            one = self._known(trial).get(1)
+            if one is None or one.step is None:
+                return None
+            return self._chosen(trial, budget, one, self.arguments.initial_epoch, steps)
+
+    # ------------------------------------------------------------------- between two epochs
+    def rest(self, epoch: int) -> Choice | None:
+        """Returns what trains the rest of the call, from an epoch on; None for this process."""
+        one = self._timed()
+        if one is None or not self._may_measure(one, epoch):
+            self._explain(one, epoch)
+            return None
+        budget = Budget()
+        keras_runs.forget_validation_data(self._model)  # Keras makes the iterator again
+        with timed_fits.unchanged(self._model):
+            if (trial := self._trial()) is None:
+                return None
+            chosen = self._chosen(trial, budget, one, epoch, self.watch.steps)
+        return None if chosen == Choice() else chosen
+
+    def end(self) -> None:
+        """Ends a training in this process: says why nothing was measured, if it was not."""
+        if not self.watch.is_open:
+            return
+        self.watch.is_open = False
+        one, begin = self._timed(), self.arguments.initial_epoch
+        self._explain(one, begin)
+        # The next such call measures before it trains.
+        if one is not None and self._may_measure(one, begin):
+            with timed_fits.unchanged(self._model):
+                if (trial := self._trial()) is not None:
+                    self._remember(trial, [one])
+
+    def _timed(self) -> Measured | None:
+        clock = self.watch.clock
+        return None if clock.step is None else Measured(1, clock.step, clock.first or 0.0)
+
+    def _left(self, one: Measured, epoch: int, steps: int) -> float:
+        """Returns the seconds that the epochs from `epoch` on take in one process."""
+        assert one.step is not None
+        return one.step * steps * max(0, self.arguments.epochs - epoch)
+
+    def _allowed(self, left: float) -> float:
+        """Returns the seconds that measuring may take."""
+        # Nobody knows how much a setting may save: at best, all.
+        return rule.allowed(left if self._tune else rule.can_save(left, self._numbers[-1]))
+
+    def _may_measure(self, one: Measured, epoch: int) -> bool:
+        left = self._left(one, epoch, self.watch.steps)
+        return timed_fits.expected(one, self._start_up()) <= self._allowed(left)
+
+    def _start_up(self) -> float:
+        """Returns the seconds in which workers of the least number start."""
+        if len(self._numbers) < 2 or self._is_warm(self._numbers[1]):
+            return 0.0
+        return choice_cache.start_up(rule.START_UP)
+
+    def _is_warm(self, number: int) -> bool:
+        """Returns True if workers wait for this call."""
+        # First: a plan may warn of other pools, which is of no interest if no worker starts.
+        has_some = number > 1 and bool(warm.worker_pids())
+        return has_some and warm.is_warm(self._plan(number), self._transport)
+
+    def _explain(self, one: Measured | None, epoch: int) -> None:
+        """Says why nothing was measured."""
+        if one is None or one.step is None:
+            self._say("one process, not measured: the call ended before a step could be timed.")
+            return
+        each, start_up, most = self.watch.steps, self._start_up(), self._numbers[-1]
+        left = self._left(one, epoch, each)
+        what = "the rest" if epoch > self.arguments.initial_epoch else "this call"
+        text = f"one process, not measured: {what} takes about {_seconds(left)}"
+        if most > 1:
+            pays = rule.pays_from(start_up, one.step, one.step / most)
+            text += f", and workers start in about {_seconds(start_up)}"
+            text += f"; they pay from about {rule.in_epochs(pays or 1, each)} at best"
+        cost = timed_fits.expected(one, start_up)
+        steps = max(1, round(cost / self._allowed(1.0) / one.step))
+        if not self._may_measure(one, epoch):
+            text += f', and "auto" measures from {rule.in_epochs(steps, each)}'
+        else:
+            text += ". The next such call measures before it trains"
+        self._say(f"{text}.")
+
+    # ------------------------------------------------------------------------- measuring
+    def _trial(self) -> TimedFit | None:
+        """Returns a trial that was not run; None, after a line, if the model allows none."""
+        try:
+            return TimedFit(self._model, timed_fits.shortened(self.arguments), 1)
+        except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
+            self._say(f"one process, not measured: {error}")
+            return None
+
+    @property
+    def _transport(self) -> str:
+        return self._where.transport
+
+    def _plan(self, number: int) -> topology.Plan:
+        each = self._where.cores_per_process if number > 1 else None
+        return neighbours.plan(number, each, self._where.cores)
+
+    def _known(self, trial: TimedFit) -> dict[int, Measured]:
+        """Returns what earlier calls have measured, by the number of processes."""
+        entry = choice_cache.entries().get(self._key(trial))
+        self._date = None if entry is None else entry["date"]
+        found = [] if entry is None else [Measured(**m) for m in entry["measured"]]
+        return {m.num_processes: m for m in found if m.num_processes in self._numbers}
+
+    def _key(self, trial: TimedFit) -> str:
+        where = self._where.cores_per_process, self._where.cores and list(self._where.cores)
+        return step_key.key_of(trial, (self._numbers, *where), self._transport)
+
+    def _remember(self, trial: TimedFit, measured: Sequence[Measured]) -> None:
+        found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
+        choice_cache.remember_now(self._key(trial), found, str(self._model.name))
+
+    def _chosen(
+        self, trial: TimedFit, budget: Budget, one: Measured, epoch: int, each: int | None
+    ) -> Choice:
+        """Returns the choice for the epochs from `epoch` on; measures what is not known."""
+        steps = None if each is None else each * max(0, self.arguments.epochs - epoch)
+        known = {**self._known(trial), 1: one}
+        left = 0.0 if steps is None or one.step is None else one.step * steps
+        budget.seconds = rule.allowed(rule.can_save(left, self._numbers[-1]))
+        missing = {
+            number: self._plan(number)
+            for number in self._numbers
+            if (m := known.get(number)) is None
+            # A trial that was stopped may be worth more time in a longer call.
+            or 0 < 2 * m.stopped < budget.seconds
         }
-        self._are_known = len(usable) == len(self._plans)
-        if self._are_known:
-            return known
-        return timed_fits.tried(trial, self._plans, self._transport, budget, usable)
+        start_up = self._start_up()
+        measured = timed_fits.tried(trial, missing, self._transport, budget, known, start_up)
+        tried = [m for m in measured if m is not known.get(m.num_processes)]
+        is_new = any(m.step is not None or m.stopped for m in tried)
+        if is_new or self._date is None:
+            self._remember(trial, measured)
+        now = measured if is_new else self._with_warm_pool(measured)
+        number = decide(now, steps)
+        when = "" if self._date is None else f"; as measured on {self._date}"
+        when = f"; measured in {budget.spent():.1f} s" if is_new else when
+        self._say(_line(now, number, each, when))
+        if not self._tune:
+            chosen = Choice(number)
+        else:
+            plan, transport, key = self._plan(number), self._transport, self._key(trial)
+            budget = Budget()
+            budget.seconds = rule.allowed(left)
+            settings, text = choice_of_settings.choose(
+                trial, self._tune, number, plan, transport, key, budget, one
+            )
+            self._say(f"tune: {text}")
+            chosen = Choice(number, settings)
+        if number == 1 and is_new:
+            warm.close_if_idle()  # nothing needs what has imported TensorFlow
+        return chosen
 
-    def decide(self, measured: Sequence[Measured]) -> int:
-        if self._are_known:  # a trial would have ended the warm pool
-            measured = _with_warm_pool(measured, self._plans, self._transport)
-        return decide(measured, self._steps)
-
-    def without_trial(self, why: str) -> str:
-        return f"no trial, 1 process: {why}"
-
-    def with_trial(self, measured: Sequence[Measured], chosen: int, date: str | None) -> str:
-        if date is not None:
-            return f"{chosen}, as measured on {date}.{_notes(measured)}"
-        return _table(measured, self._steps, chosen, self._budget.spent())
+    def _with_warm_pool(self, measured: Sequence[Measured]) -> list[Measured]:
+        """Returns the measurements, without the start-up of workers that are already warm."""
+        return [
+            dataclasses.replace(m, start_up=0.0) if self._is_warm(m.num_processes) else m
+            for m in measured
+        ]
 
 
-def _with_warm_pool(
-    measured: Iterable[Measured], plans: Mapping[int, topology.Plan], transport: str
-) -> list[Measured]:
-    """Returns the measurements, without the start-up of workers that are already warm."""
-    return [
-        dataclasses.replace(m, start_up=0.0)
-        if warm.is_warm(plans[m.num_processes], transport)
-        else m
-        for m in measured
-    ]
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 1 else f"{value:.1f} s"
 
 
-def say_choice(given: Mapping[str, Any], text: str) -> None:
-    """Prints what was chosen, or logs it if `fit` is to be quiet.
-
-    Args:
-        given: the arguments of `fit` that were given.
-    """
-    if given.get("verbose", "auto") == 0:
-        logger.info('num_processes="auto": %s', text)
+def _line(measured: Sequence[Measured], number: int, each: int | None, when: str) -> str:
+    """Writes a choice for people: "2 workers: 12.0 ms a step beside 19.0 in one process; ..."."""
+    one = next(m for m in measured if m.num_processes == 1)
+    several = [m for m in measured if m.num_processes > 1 and m.step is not None]
+    assert one.step is not None
+    notes = "".join(f" ({m.num_processes}: {m.note})" for m in measured if m.note)
+    if not several:
+        return f"one process: {1000 * one.step:.1f} ms a step{when}.{notes}"
+    best = min(several, key=lambda m: m.step or 0.0)
+    shown = next((m for m in several if m.num_processes == number), best)
+    assert shown.step is not None
+    here, there = f"{1000 * one.step:.1f}", f"{1000 * shown.step:.1f}"
+    if number > 1:
+        text = f"{number} workers: {there} ms a step beside {here} in one process"
     else:
-        say(f'num_processes="auto": {text}')
-
-
-def _notes(measured: Iterable[Measured]) -> str:
-    return "".join(f" ({m.num_processes}: {m.note})" for m in measured if m.note)
-
-
-def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds: float) -> str:
-    others = [m for m in measured if m.num_processes > 1 and m.step is not None]
-    one = measured[0].step
-    if chosen == 1 and one is not None and others:
-        best = min(others, key=lambda m: m.seconds(steps))
-        return (
-            f"1, measured in {seconds:.1f} s: {best.num_processes} processes take "
-            f"{1000 * (best.step or 0.0):.2f} ms per step, one takes {1000 * one:.2f}"
-            + ("" if steps is None else f", and {best.start_up:.1f} s to start")
-            + "."
-            + _notes(measured)
-        )
-    lines = [f"{chosen}, measured in {seconds:.1f} s:"]
-    lines.append("  processes   ms per step   start-up, s   this fit, s")
-    for m in measured:
-        if m.step is None:
-            lines.append(f"  {m.num_processes:>9}   {m.note}")
-            continue
-        whole = "?" if steps is None else f"{m.seconds(steps):.1f}"
-        start = m.start_up if m.num_processes > 1 else 0.0
-        lines.append(
-            f"  {m.num_processes:>9}   {1000 * m.step:>11.2f}   {start:>11.1f}   {whole:>11}"
-        )
-    return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------- the call
-def _steps_of_call(trial: TimedFit, arguments: FitArguments) -> int | None:
-    each = arguments.steps_per_epoch or trial.data.steps
-    return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
-
-
-def key_of(trial: TimedFit, plans: Mapping[int, topology.Plan], transport: str) -> str:
-    """Returns a hash of everything that decides the times: model, cores, versions and more."""
-    tf = require_tensorflow()
-    train = trial.data.train
-    if isinstance(train, inputs.ArrayInput):
-        batch = train.batch_size
+        text = f"one process: {here} ms a step beside {there} with {shown.num_processes} workers"
+    pays = rule.pays_from(shown.start_up, one.step, shown.step)
+    if pays is None:
+        told = "workers do not pay"
     else:
-        from nanotf.compat import dataset_graphs
-
-        batch = dataset_graphs.batch_size(trial.arguments.x)
-    return step_key.digest_of(
-        step_key.description_of(trial.model),
-        trial.data.specs,
-        batch,
-        repr(sorted(plans.items())),
-        transport,
-        _processor(),
-        tf.__version__,
-        tf.keras.Model.__module__.split(".")[0],
-    )
-
-
-def _processor() -> str:
-    """Returns the processor's name: machines with equal cores may share the cache file."""
-    with contextlib.suppress(OSError):
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return ""
+        told = f"workers start in {shown.start_up:.1f} s and pay from {rule.in_epochs(pays, each)}"
+    others = [m for m in several if m is not shown]
+    also = "".join(f" ({m.num_processes}: {1000 * (m.step or 0.0):.1f} ms)" for m in others)
+    return f"{text}{when}; {told}.{also}{notes}"

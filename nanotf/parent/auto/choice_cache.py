@@ -7,6 +7,7 @@ another one writes finds the whole old or the whole new file. Two writers write 
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from nanotf.machine import user_cache
 from nanotf.machine.user_cache import NoHomeError
 from nanotf.wire import files
 
-VERSION = 3  # of the file; other versions are ignored
+VERSION = 4  # of the file; other versions are ignored
 _OPTIONAL = {
     "start_up": 0.0,
     "note": "",
@@ -77,19 +78,17 @@ def _is_entry(entry: Any) -> bool:
 
 
 def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns True if one process and another number were measured: fewer decide nothing.
+    """Returns True if one process was measured, or the model without any setting of `tune`.
 
-    Nor do settings of `tune`, unless one of them and the model as it is were measured.
+    The times of others decide nothing without it.
 
     Args:
         measured: for each trial the fields of its `timed_fits.Measured`.
     """
     steps = [m for m in measured if m["step"] is not None]
-    settings = {m.get("setting", "") for m in steps}
-    if any(settings):
-        return "" in settings
-    known = {m["num_processes"] for m in steps}
-    return 1 in known and len(known) > 1
+    if any(m.get("setting") for m in steps):
+        return any(not m.get("setting") for m in steps)
+    return any(m["num_processes"] == 1 for m in steps)
 
 
 def _is_measured(value: Any) -> bool:
@@ -113,6 +112,28 @@ def _is_measured(value: Any) -> bool:
 def _is_time(value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and 0 <= value < _LONGEST  # False for NaN
+
+
+def start_up(unknown: float) -> float:
+    """Returns the seconds of the last start of workers that was measured; or `unknown`."""
+    found = {
+        entry["date"]: m["start_up"]
+        for entry in entries().values()
+        for m in entry["measured"]
+        if m["num_processes"] > 1 and m.get("start_up", 0.0) > 0
+    }
+    return float(found[max(found)]) if found else unknown
+
+
+def remember_now(key: str, measured: Sequence[Mapping[str, Any]], model: str) -> None:
+    """Adds what was measured now, if it decides something.
+
+    Args:
+        model: its name, for people.
+    """
+    if decides(measured):
+        date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        remember(key, {"measured": list(measured), "date": date, "model": model})
 
 
 def remember(key: str, entry: dict[str, Any]) -> None:

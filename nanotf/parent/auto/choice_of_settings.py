@@ -5,7 +5,8 @@
     applied      the settings in force, for trials and for the `fit` itself
 
 `auto` has chosen the number of processes before, with the model as it is. Each setting gets one
-trial with that number. A setting is kept if it makes a step clearly faster.
+trial with that number, if a tenth of the time that is left allows it. A setting is kept if it makes
+a step clearly faster.
 
 `jit_compile` is tried with the other value than the model's. What XLA computes differs from what
 TensorFlow computes in the last digits. `bf16` makes layers compute in bfloat16, as with the dtype
@@ -17,17 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import keras_build
 from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.machine import topology
-from nanotf.parent.auto import candidates, choice, step_key, timed_fits
-from nanotf.parent.auto.timed_fits import Measured
-from nanotf.parent.where import Where
-from nanotf.pool import warm
+from nanotf.parent.auto import choice_cache, rule, step_key, timed_fits
+from nanotf.parent.auto.timed_fits import Budget, Measured
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -91,6 +90,17 @@ def _forget_traces(model: Any) -> None:
         setattr(model, name, None)
 
 
+@contextlib.contextmanager
+def _kept_traces(model: Any) -> Iterator[None]:
+    """Gives the model its step functions back: Keras may be between two epochs that use them."""
+    before = {name: getattr(model, name) for name in _FUNCTIONS}
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(model, name, function)
+
+
 def _label(model: Any, settings: Sequence[str]) -> str:
     """Writes settings for people: "jit_compile=True, bf16"."""
     names = {"jit_compile": f"jit_compile={not model.jit_compile}"}
@@ -99,58 +109,38 @@ def _label(model: Any, settings: Sequence[str]) -> str:
 
 # --------------------------------------------------------------------------------- choice
 def choose(
-    model: Any,
-    given: Mapping[str, Any],
+    trial: timed_fits.TimedFit,
     tune: Sequence[str],
     number: int,
-    where: Where,
-) -> tuple[str, ...]:
-    """Returns those of the settings that make a step faster.
+    plan: topology.Plan,
+    transport: str,
+    key: str,
+    budget: Budget,
+    one: Measured,
+) -> tuple[tuple[str, ...], str]:
+    """Returns those of the settings that make a step faster, and a text that says why.
 
     Args:
-        model: a compiled Keras model.
-        given: the arguments of Keras's `fit` that were given.
+        trial: of the model without settings.
         tune: names of `defaults.TUNE`, each once.
-        number: the number of processes that `choice.choose` returned.
-        where: the place of workers; their number does not matter.
-
-    Raises:
-        NanoError: An argument cannot be used.
-        Exception: What Keras raises for the arguments.
+        number: of processes, which `choice` has chosen.
+        key: of the model's measurements without settings.
+        one: one process, of which the time of a step is known.
     """
-    plan = candidates.candidates(where.cores_per_process, where.cores)[number]
-    chosen = choice.answer(_Settings(model, tune, number, plan, where.transport), model, given)
-    return tuple(chosen)
-
-
-class _Settings:
-    """The settings of `tune`, each on top of what has proved faster."""
-
-    otherwise = ()
-
-    def __init__(
-        self, model: Any, tune: Sequence[str], size: int, plan: topology.Plan, transport: str
-    ) -> None:
-        self._model, self._tune, self.size = model, tune, size
-        self._plan, self._transport = plan, transport
-
-    def key(self, trial: timed_fits.TimedFit) -> str:
-        whole = choice.key_of(trial, {self.size: self._plan}, self._transport)
-        return step_key.digest_of(whole, tuple(self._tune))
-
-    def measure(self, trial: timed_fits.TimedFit, known: list[Measured]) -> list[Measured]:
-        return known or _tried(trial, self._tune, self.size, self._plan, self._transport)
-
-    def decide(self, measured: Sequence[Measured]) -> tuple[str, ...]:
-        return _decide(self._model, self._tune, measured)
-
-    def without_trial(self, why: str) -> str:
-        return f"tune: no trial: {why}"
-
-    def with_trial(
-        self, measured: Sequence[Measured], chosen: Sequence[str], date: str | None
-    ) -> str:
-        return f"tune: {_text(self._model, chosen, measured, date)}"
+    model = trial.model
+    key = step_key.digest_of(key, number, tuple(tune))
+    entry = choice_cache.entries().get(key)
+    if entry is not None:
+        measured = [Measured(**m) for m in entry["measured"]]
+        when = f"as measured on {entry['date']}"
+    else:
+        measured = _tried(trial, tune, number, plan, transport, budget, one)
+        when = f"measured in {budget.spent():.1f} s"
+        found = [dataclasses.asdict(m) for m in measured if m.step is not None]
+        if len(found) > 1:
+            choice_cache.remember_now(key, found, str(model.name))
+    chosen = _decide(model, tune, measured)
+    return chosen, _text(model, chosen, measured, when)
 
 
 def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tuple[str, ...]:
@@ -160,7 +150,7 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
     best = steps.get("")
     for name in tune:
         step = steps.get(_label(model, (*chosen, name)))
-        if best is not None and step is not None and step < choice.WORTH * best:
+        if best is not None and step is not None and step < rule.WORTH * best:
             chosen, best = (*chosen, name), step
     return chosen
 
@@ -171,50 +161,40 @@ def _tried(
     number: int,
     plan: topology.Plan,
     transport: str,
+    budget: Budget,
+    one: Measured,
 ) -> list[Measured]:
     """Measures the model as it is, and each setting on top of those kept before it."""
     model, arguments = trial.model, trial.arguments
-    budget = timed_fits.Budget(None)
     measured: list[Measured] = []
-    try:
-        for place in range(len(tune) + 1):
-            kept = _decide(model, tune[: place - 1], measured) if place else ()
-            settings = (*kept, tune[place - 1]) if place else ()
-            label = _label(model, settings)
-            if "bf16" in settings and not is_keras_3():
-                note = "not tried: layers of Keras 2 keep their precision; use run --precision"
-                measured.append(Measured(number, None, note=note, setting=label))
-                continue
-            if place > 1 and budget.left() < 0:
-                measured.append(Measured(number, None, note="no time left", setting=label))
-                continue
-            try:
-                with applied(model, settings):
-                    one = timed_fits.TimedFit(model, arguments, number, budget)
-                    found = timed_fits.measure(one, number, plan, transport, budget)
-            # A setting may break the user's code, such as float32 constants in a bfloat16 model.
-            except Exception as error:
-                logger.info("The trial with %s failed: %s", label or "no setting", error)
-                found = Measured(number, None, note=f"failed: {type(error).__name__}")
-            measured.append(dataclasses.replace(found, setting=label))
-            if place == 0:
-                if found.step is None:  # there is nothing to compare with
-                    break
-                # Compiling takes long, and steps of XLA or bfloat16 may be many times as slow.
-                budget.grant(timed_fits.TRIAL_SECONDS)
-    finally:
-        if number > 1:
-            warm.shutdown()  # these workers have drawn random numbers
+    cost = timed_fits.expected(one, 0.0)
+    for place in range(len(tune) + 1):
+        kept = _decide(model, tune[: place - 1], measured) if place else ()
+        settings = (*kept, tune[place - 1]) if place else ()
+        label = _label(model, settings)
+        note = "" if cost < budget.left() else "no time left"
+        if "bf16" in settings and not is_keras_3():
+            note = "not tried: layers of Keras 2 keep their precision; use run --precision"
+        if note:
+            measured.append(Measured(number, None, note=note, setting=label))
+            continue
+        began = budget.spent()
+        try:
+            with _kept_traces(model), applied(model, settings):
+                fit = timed_fits.TimedFit(model, arguments, number, budget)
+                found = timed_fits.measure(fit, number, plan, transport, budget)
+        # A setting may break the user's code, such as float32 constants in a bfloat16 model.
+        except Exception as error:
+            logger.info("The trial with %s failed: %s", label or "no setting", error)
+            found = Measured(number, None, note=f"failed: {type(error).__name__}")
+        measured.append(dataclasses.replace(found, setting=label))
+        cost = max(cost, budget.spent() - began)  # XLA compiles for long
+        if found.step is None and place == 0:  # there is nothing to compare with
+            break
     return measured
 
 
-def _text(
-    model: Any,
-    chosen: Sequence[str],
-    measured: Sequence[Measured],
-    date: str | None,
-) -> str:
-    when = "measured" if date is None else f"as measured on {date}"
+def _text(model: Any, chosen: Sequence[str], measured: Sequence[Measured], when: str) -> str:
     each = [
         f"{m.setting or 'the model as it is'} "
         + (m.note if m.step is None else f"{1000 * m.step:.2f}")

@@ -7,15 +7,56 @@ attributes do not count either: after changing them, clear the cache by `nanotf 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
+import pathlib
 from typing import Any
 
 from nanotf.compat import keras_build, keras_compiling, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
+from nanotf.machine import topology
+from nanotf.shipping.data import inputs
 from nanotf.shipping.objects import user_modules
+
+
+def key_of(trial: Any, cores: Any, transport: str) -> str:
+    """Returns a hash of everything that decides the times: model, cores, versions and more.
+
+    Args:
+        trial: `timed_fits.TimedFit`.
+        cores: plain values that say which cores are used.
+    """
+    tf = require_tensorflow()
+    train = trial.data.train
+    if isinstance(train, inputs.ArrayInput):
+        batch = train.batch_size
+    else:
+        from nanotf.compat import dataset_graphs
+
+        batch = dataset_graphs.batch_size(trial.arguments.x)
+    return digest_of(
+        description_of(trial.model),
+        trial.data.specs,
+        batch,
+        repr(cores),
+        repr(topology.describe_machine()),
+        transport,
+        _processor(),
+        tf.__version__,
+        tf.keras.Model.__module__.split(".")[0],
+    )
+
+
+def _processor() -> str:
+    """Returns the processor's name: machines with equal cores may share the cache file."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def digest_of(*parts: Any) -> str:
@@ -38,7 +79,7 @@ def description_of(model: Any) -> Any:
             layer.compute_dtype,
             layer.trainable,
             # Input shapes show the effect of strides and the like in the layer before.
-            keras_build.build_config(layer) if layer.built else None,
+            _without_rows(keras_build.build_config(layer)) if layer.built else None,
         )
         for layer in keras_build.with_layers(model)
     ]
@@ -46,6 +87,17 @@ def description_of(model: Any) -> Any:
     compiled = keras_compiling.compile_arguments(model)
     optimizers = keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
     return layers, variables, optimizers, compiled
+
+
+def _without_rows(shapes: Any) -> Any:
+    """Removes the first axis of shapes: a model built by its first batch knows that one's rows."""
+    if isinstance(shapes, dict):
+        return {name: _without_rows(shape) for name, shape in shapes.items()}
+    if not isinstance(shapes, (list, tuple)):
+        return shapes
+    if all(axis is None or isinstance(axis, int) for axis in shapes):
+        return shapes[1:]
+    return [_without_rows(shape) for shape in shapes]
 
 
 def _plain(value: Any) -> Any:

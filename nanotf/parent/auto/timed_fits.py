@@ -1,9 +1,9 @@
 """Measures how long a model's steps take: the trials of `num_processes="auto"` and of `tune`.
 
-    tried                   1, 2, 4, ... processes, while there is time (`Budget`)
+    tried                   2, 4, ... processes, while there is time (`Budget`)
       measure
-        _measure_here       one: a copy of the user's model in this process
         _measure_workers    several: the user's model and data in workers
+        _measure_here       one, for the settings of `tune`: a copy of the model in this process
 
 A trial traces one step, then runs a few more. Its results are discarded: the user's model,
 optimizer, metrics, callbacks and this process's random states stay unchanged. Workers end
@@ -11,8 +11,8 @@ afterwards. A trial reads arrays by index, and a copy of a `tf.data.Dataset`; wo
 graph. Data that only this process can read (a generator, a `PyDataset`, a dataset with Python
 functions) would lose the batches that a trial reads. They get no trial.
 
-When the time budget of all trials is spent, workers that still run are killed. Worker start-up does
-not count: it says nothing about steps, and a busy machine may multiply it.
+The budget counts all that the user waits for, the start of workers included. A trial begins if it
+is expected to end in time, and workers that still run when the time is over are killed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from nanotf.console import Quiet, logger
 from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.parent import defaults, model_copy
+from nanotf.parent.auto.first_epochs import MEASURED_SECONDS, MEASURED_STEPS
 from nanotf.parent.fit import fit_call
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
@@ -43,12 +44,7 @@ from nanotf.shipping import orders
 from nanotf.shipping.data import inputs
 from nanotf.wire import messages, timing
 
-TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
-TRIAL_SHARE = 0.05  # this share of the call's time in one process
-MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
-MOST_STEPS = 50  # executions in those seconds, at most
-PATIENCE = 3.0  # the first workers may always take this many times one process's time
-START_UP = 5.0  # seconds, assumed worker start-up until one is measured
+TRACES = 2.0  # times the first step of one process, for that of workers: they also make the model
 
 _now = time.monotonic  # clock of the budget
 
@@ -59,7 +55,8 @@ class Measured:
 
     num_processes: int
     step: float | None  # seconds per step; None if it was not measured, see `note`
-    start_up: float = 0.0  # seconds until workers are ready
+    # Seconds until workers are ready; of one process, those of its first step, which is traced
+    start_up: float = 0.0
     note: str = ""  # why there is no `step`, for people
     # Seconds after which the trial was stopped, if that is why there is no `step`; else 0
     stopped: float = 0.0
@@ -124,48 +121,22 @@ def unchanged(model: Any) -> Iterator[None]:
 
 
 class OutOfTime(NanoError):
-    """A trial was stopped because the time budget of all trials is spent."""
+    """A trial was stopped because the time for all trials is over."""
 
 
 class Budget:
-    """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the call.
+    """The time that trials may take together, from now on. Their preparation counts.
 
-    Args:
-        steps: steps of the call; None if unknown: `TRIAL_SHARE` does not count then.
+    Attributes:
+        seconds: see `rule.allowed`; 0 until it is known.
     """
 
-    def __init__(self, steps: int | None) -> None:
-        self.steps = steps
-        self.seconds = TRIAL_SECONDS
+    def __init__(self) -> None:
+        self.seconds = 0.0
         self._began = _now()
 
-    def step_takes(self, seconds: float) -> None:
-        """Raises the budget to `TRIAL_SHARE` of a call whose steps take at least `seconds`."""
-        if self.steps is not None:
-            self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
-
-    def is_worth_more(self, stopped: Measured, known: Mapping[int, Measured]) -> bool:
-        """Returns True if a stopped trial may now take more than twice as long as it did."""
-        one = known.get(1)
-        if one is not None and one.step is not None:
-            self.step_takes(one.step)
-        return 0 < 2 * stopped.stopped < self.seconds
-
-    def grant(self, seconds: float) -> None:
-        """Makes sure that at least `seconds` are left."""
-        self.seconds = max(self.seconds, self.spent() + seconds)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the budget's clock in this context."""
-        began = _now()
-        try:
-            yield
-        finally:
-            self._began += _now() - began
-
     def spent(self) -> float:
-        """Returns the seconds since trials began, without worker start-up."""
+        """Returns the seconds since trials began."""
         return _now() - self._began
 
     def left(self) -> float:
@@ -220,7 +191,7 @@ class TimedFit(fit_call.FitCall):
         self._check_time()
 
     def _check_time(self) -> None:
-        """Raises `OutOfTime` if the budget is spent."""
+        """Raises `OutOfTime` if the time is over."""
         assert self.budget is not None
         if self.budget.left() < 0:
             raise OutOfTime(f"a trial with {self.size} processes was stopped")
@@ -241,56 +212,55 @@ class TimedFit(fit_call.FitCall):
         return [(began, ended, calls) for _, began, ended, _, _, _, calls in rows]
 
 
+def expected(one: Measured, start_up: float) -> float:
+    """Returns the seconds that a trial with workers is expected to take.
+
+    Args:
+        one: one process, of which the time of a step is known.
+        start_up: seconds until workers are ready.
+    """
+    assert one.step is not None
+    # Two steps before those that are measured: one is traced, one tells how many fit.
+    steps = 2 * one.step + min(MEASURED_SECONDS, MEASURED_STEPS * one.step)
+    return start_up + TRACES * one.start_up + steps
+
+
 def tried(
     trial: TimedFit,
     plans: Mapping[int, topology.Plan],
     transport: str,
     budget: Budget,
     known: Mapping[int, Measured],
+    start_up: float,
 ) -> list[Measured]:
-    """Measures one candidate after the other while there is time; keeps known measurements.
+    """Measures one number of workers after the other while there is time; keeps measurements.
 
-    The next call tries the candidates that there was no time for.
+    Args:
+        plans: by the number of workers, of those to try.
+        known: by the number of processes; one process is among them.
+        start_up: seconds until new workers are ready, as far as it is known.
     """
-    measured: list[Measured] = []
-    steps, cost = budget.steps, 0.0
+    measured, one = dict(known), known[1]
+    cost = expected(one, start_up)
     for number, plan in plans.items():
-        if number in known:
-            measured.append(known[number])
-            continue
-        one = measured[0] if measured else None
         # The trial ends a warm pool, but its measurement counts once the pool is warm again.
         is_warm = warm.is_warm(plan, transport)
-        short = one is not None and steps is not None and one.seconds(steps) < START_UP
-        if short and not is_warm:
-            note = (
-                f"not tried: this fit takes less time than starting workers, about {START_UP:g} s"
-            )
-            measured.append(Measured(number, None, note=note))
+        if (expected(one, 0.0) if is_warm else cost) > budget.left():
+            measured.setdefault(number, Measured(number, None, note="not tried: no time left"))
             continue
-        if len(measured) == 1:  # no decision is possible without it, now or in the next call
-            budget.grant(PATIENCE * cost)
-        elif cost > budget.left() and one is not None:
-            measured.append(Measured(number, None, note="not tried: no time left"))
-            continue
-        start = budget.spent()
+        began = budget.spent()
         try:
             found = measure(trial, number, plan, transport, budget)
         except NanoError as error:
             logger.info("The trial with %d processes failed: %s", number, error)
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
             found = Measured(number, None, note=note)
-        finally:
-            # The next number needs other workers, and these have drawn random numbers.
-            if number > 1:
-                warm.shutdown()
-        if is_warm:  # start-up was not measured, but later workers have to start
-            found = dataclasses.replace(found, start_up=START_UP)
-        measured.append(found)
-        cost = budget.spent() - start
-        if number == 1 and found.step is not None:
-            budget.step_takes(found.step)
-    return measured
+        # What has imported TensorFlow is there now, so the next ones start sooner.
+        cost = max(expected(one, 0.0), budget.spent() - began - found.start_up)
+        # In a later run they do not: the longest start counts. A warm pool has none.
+        start_up = found.start_up if not is_warm and number == min(plans) else start_up
+        measured[number] = dataclasses.replace(found, start_up=max(found.start_up, start_up))
+    return [measured[number] for number in sorted(measured)]
 
 
 def measure(
@@ -307,17 +277,24 @@ def _measure_workers(
     # The first step is traced; the second tells how many fit into the time.
     first = trial.again(number, 1, 2, budget)
     start = timing.now()
-    with contextlib.ExitStack() as stack:
-        with budget.paused():
-            workers = stack.enter_context(warm.pool_for(plan, transport))
-        start_up, spent = timeline.NS * (timing.now() - start), budget.spent()
-        try:
+
+    def spent() -> float:
+        return timeline.NS * (timing.now() - start)
+
+    if not warm.start_within(plan, transport, budget.left()):
+        note = f"not ready after {spent():.1f} s"
+        return Measured(number, None, spent(), note, stopped=spent())
+    start_up = spent()
+    try:
+        with warm.pool_for(plan, transport) as workers:
             first.run(workers)
-        except OutOfTime:
-            spent = budget.spent() - spent
-            note = f"too slow: stopped after {spent:.1f} s"
-            return Measured(number, None, start_up, note, stopped=spent)
-        seconds = _seconds_per_execution(first, workers, budget)
+            seconds = _seconds_per_execution(first, workers, budget)
+    except OutOfTime:
+        note = f"too slow: stopped after {spent():.1f} s"
+        return Measured(number, None, start_up, note, stopped=spent())
+    finally:
+        # The next trial needs other workers, and these have drawn random numbers.
+        warm.end_pool()
     return Measured(number, seconds / trial.steps_per_execution, start_up)
 
 
@@ -360,7 +337,7 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
             return timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
         found = seconds(1, 2)  # the first step is traced; the second tells how many fit
-        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
+        count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
         if count >= 2 and budget.left() > 0:
             found = seconds(count + 1, 1)
     return Measured(1, found / each)
@@ -370,7 +347,7 @@ def _seconds_per_execution(first: TimedFit, workers: pool.Pool, budget: Budget) 
     """Measures more executions if there is time for them; otherwise uses the second one."""
     began, ended, calls = first.step_times()[-1]
     seconds = timeline.NS * (ended - began) / calls
-    count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
+    count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
     more = first.again(first.size, count + 1, 1, budget)

@@ -5,7 +5,6 @@ The batches are those that workers get, so a run may continue with workers, or w
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,13 +24,14 @@ from nanotf.parent.resume.writer import CheckpointWriter
 from nanotf.shipping.data import inputs, streams
 
 
-def fit(keras_call: KerasCall, hint: str, options: FitOptions) -> Any:
+def fit(keras_call: KerasCall, hint: str, options: FitOptions, watch: Any = None) -> Any:
     """Trains a model in this process, or continues to.
 
     Args:
         keras_call: the call of Keras's `fit`, of a compiled model; its arguments are known by name.
         hint: the end of the report's text.
         options: checked; `resume` is not None.
+        watch: `first_epochs.Watch` or None, which watches the training.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -46,10 +46,11 @@ def fit(keras_call: KerasCall, hint: str, options: FitOptions) -> Any:
     if call.is_finished:
         return finished(call)
     with checkpoints:
-        return one_process.fit(keras_call.with_arguments(_arguments(call, checkpoints)), hint)
+        arguments = _arguments(call, checkpoints, watch)
+        return one_process.fit(keras_call.with_arguments(arguments), hint)
 
 
-def _arguments(call: FitCall, checkpoints: CheckpointWriter) -> dict[str, Any]:
+def _arguments(call: FitCall, checkpoints: CheckpointWriter, watch: Any) -> dict[str, Any]:
     """Returns the arguments of Keras's `fit`, and brings the model to where training continues."""
     resumption = checkpoints.resumption
     a, last = call.arguments, call.progress.last
@@ -66,7 +67,7 @@ def _arguments(call: FitCall, checkpoints: CheckpointWriter) -> dict[str, Any]:
         "epochs": epochs,
         "initial_epoch": first,
         "validation_freq": a.validation_freq,
-        "callbacks": _callbacks(call, checkpoints),
+        "callbacks": _callbacks(call, checkpoints, watch),
         "shuffle": False,
         "verbose": 0,
     }
@@ -194,13 +195,14 @@ class _Run:
         self.checkpoints.write()
 
 
-@functools.cache
-def _list_class() -> Any:
+def _list_class(base: Any) -> Any:
     """Returns a class of Keras's callback lists that also writes checkpoints.
 
     A callback would get the hooks of steps that an earlier run completed, as others would.
+
+    Args:
+        base: Keras's class, or one made from it.
     """
-    base: Any = keras_models.callback_list_class()
 
     class ResumedCallbackList(base):  # type: ignore[misc]
         def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
@@ -248,7 +250,7 @@ def _list_class() -> Any:
     return ResumedCallbackList
 
 
-def _callbacks(call: FitCall, checkpoints: CheckpointWriter) -> Any:
+def _callbacks(call: FitCall, checkpoints: CheckpointWriter, watch: Any) -> Any:
     """Returns the callback list for Keras's `fit`."""
     a, verbose = call.arguments, call.arguments.verbose
     if verbose == "auto":
@@ -256,7 +258,8 @@ def _callbacks(call: FitCall, checkpoints: CheckpointWriter) -> Any:
     given, list_class = a.callbacks, keras_models.callback_list_class()
     if isinstance(given, list_class):
         given = given.callbacks  # it has a History and a progress bar, or not
-    return _list_class()(
+    watched = list_class if watch is None else watch.watched(list_class)
+    return _list_class(watched)(
         _Run(call, checkpoints),
         given,
         add_progbar=verbose != 0,

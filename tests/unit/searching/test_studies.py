@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -181,6 +183,42 @@ def test_the_number_of_workers_that_ends_first() -> None:
     assert auto_parallel.decide({1: 1.0, 2: 1.5, 4: 2.5}, 2) == 2  # 2, 1.5, 2.5
     assert auto_parallel.decide({1: 1.0, 8: 2.0, 16: 2.1}, 8) == 8
     assert auto_parallel.decide({1: 1.0, 2: 2.0}, 8) == 1  # workers hinder each other
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trials", "may"),
+    [(1.0, 8, False), (10.0, 100, False), (10.0, 200, True), (1000.0, 8, False)],
+)
+def test_measuring_costs_a_tenth_of_what_it_can_save(
+    seconds: float, trials: int, may: bool
+) -> None:
+    # On two cores: 2 starts and 2 trials, at most, for a tenth of half of the time that is left.
+    assert auto_parallel.may_measure(seconds, trials, [1, 2], start_up=5.0) == may
+
+
+def test_the_first_trials_are_timed_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    request: Any = SimpleNamespace(cores_per_process=None, cores=None)
+    measured: list[Any] = []
+
+    def measure(request: Any, numbers: list[int]) -> dict[str, float]:
+        measured.append(numbers)
+        return {"1": 1.0, "2": 1.5, "4": 4.0}
+
+    monkeypatch.setattr(auto_parallel.candidates, "numbers", lambda *_: [1, 2, 4])
+    monkeypatch.setattr(auto_parallel, "_measure", measure)
+    study = optuna.create_study()
+    assert auto_parallel.choose(request, study, 400, 0) == (4, 4)
+    now = datetime.datetime.now()
+    ended = now + datetime.timedelta(seconds=20)
+    state = optuna.trial.TrialState.COMPLETE
+    study.add_trial(
+        optuna.trial.FrozenTrial(0, state, 1.0, now, ended, {}, {}, {}, {}, {}, trial_id=0)
+    )
+    assert auto_parallel.choose(request, study, 8, 0) == (4, 8)
+    assert measured == []
+    assert auto_parallel.choose(request, study, 400, 0) == (2, 400)
+    assert auto_parallel.choose(request, study, 4, 0) == (2, 4), "the study remembers"
+    assert measured == [[1, 2, 4]]
 
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

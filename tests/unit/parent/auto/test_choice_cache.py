@@ -37,6 +37,18 @@ def test_remembers_and_forgets(cache: pathlib.Path) -> None:
     assert not cache.exists()
 
 
+def test_the_last_start_of_workers(cache: pathlib.Path) -> None:
+    assert choice_cache.start_up(5.0) == 5.0
+    choice_cache.remember("one", {**_entry(0.1), "date": "2026-01-02"})
+    later = {**_entry(0.1)["measured"][1], "start_up": 7.0}
+    choice_cache.remember("two", {**_entry(0.1), "measured": [_entry(0.1)["measured"][0], later]})
+    assert choice_cache.start_up(1.0) == 5.0
+    choice_cache.remember_now("two", [_entry(0.1)["measured"][0], later], "digits")
+    assert choice_cache.start_up(1.0) == 7.0
+    choice_cache.remember_now("three", [later], "digits")
+    assert list(choice_cache.entries()) == ["one", "two"], "workers alone decide nothing"
+
+
 def test_the_default_location_is_in_the_home_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
@@ -47,7 +59,7 @@ def test_the_default_location_is_in_the_home_directory(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"version": 3}', '{"version": 3, "entries": 5}', "\xff"]
+    "content", ["", "{", "[]", "{}", '{"version": 4}', '{"version": 4, "entries": 5}', "\xff"]
 )
 def test_an_unreadable_file_is_not_used(
     cache: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
@@ -67,7 +79,7 @@ def _changed(**fields: Any) -> dict[str, Any]:
 
 BAD_ENTRIES: list[Any] = [
     None,
-    {**_entry(0.1), "measured": _entry(0.1)["measured"][:1]},  # decides nothing
+    {**_entry(0.1), "measured": _entry(0.1)["measured"][1:]},  # decides nothing
     "text",
     {},
     {name: value for name, value in _entry(0.1).items() if name != "date"},
