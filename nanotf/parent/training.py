@@ -76,7 +76,13 @@ def fit(
             "out."
         )
 
-    def train(call: KerasCall, number: Any, settings: tuple[str, ...], watch: Any = None) -> Any:
+    def train(
+        call: KerasCall,
+        options: FitOptions,
+        number: Any,
+        settings: tuple[str, ...],
+        watch: Any = None,
+    ) -> Any:
         sized = where.sized(number)
 
         def alone(here: KerasCall) -> Any:
@@ -94,7 +100,8 @@ def fit(
             elif read.call.given is None:
                 history = call()  # raises Keras's own error
             else:
-                otherwise = alone if num_processes is None else None
+                from_begin = num_processes is None and options.begins_at is None
+                otherwise = alone if from_begin else None
                 placed = sized.avoiding(read.cores)
                 history = with_workers.fit(read.call, placed, options, otherwise)
         if settings or reads is not None:
@@ -104,15 +111,17 @@ def fit(
         return history
 
     if auto is None or not auto.is_open:
-        return train(call, wanted, settings)
+        return train(call, options, wanted, settings)
+    over: HandedOver | None = None
     try:
-        history = train(auto.watched(), 1, (), auto.watch)
-    except HandedOver as over:
-        rest = auto.rest(over.epoch)
-        try:
-            return train(rest, *over.choice)
-        except UndividedError as error:  # before any process started
-            with_workers.warn_undivided(error)
-            return train(rest, 1, ())
-    auto.end()
-    return history
+        history = train(auto.watched(), options, 1, (), auto.watch)
+    except HandedOver as handed:
+        over = handed.with_traceback(None)  # whose frames would keep the data of Keras's loop
+    if over is None:
+        auto.end()
+        return history
+    try:
+        return train(*auto.rest(over), *over.choice)
+    except UndividedError as error:  # before any process started
+        with_workers.warn_undivided(error)
+        return train(*auto.rest_here(over), 1, ())

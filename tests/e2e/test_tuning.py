@@ -565,7 +565,7 @@ def test_a_start_that_takes_too_long_is_not_waited_for(
     warm.end_pool()
     monkeypatch.setattr(warm, "_start", start)
     monkeypatch.setattr(warm, "shutdown", ended.set)
-    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 0.0)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: -1e6)
     monkeypatch.setattr(first_epochs, "MEASURED_STEPS", 1)
     monkeypatch.setattr(rule, "allowed", lambda saving: 0.01)
     x, y = digits(80)

@@ -8,6 +8,7 @@ from typing import Any
 from nanotf.compat import keras_models
 from nanotf.compat.generation import generation
 from nanotf.parent.auto.choice import Auto, Choice
+from nanotf.parent.auto.first_epochs import HandedOver
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading.fit_data import FitData
@@ -29,7 +30,8 @@ class AutoCall:
         self, call: KerasCall, where: Where, options: FitOptions, tune: tuple[str, ...]
     ) -> None:
         assert call.given is not None
-        self._call, self._resumes = call, options.resume is not None
+        self._call, self._options = call, options
+        self._resumes = options.resume is not None
         self._auto = Auto(call.model, call.given, where, tune, self._resumes)
         self.watch = self._auto.watch
         self.is_open = False  # whether the choice will be made between two epochs
@@ -66,11 +68,18 @@ class AutoCall:
         )
         return self._with(callbacks=self._list, verbose=0)
 
-    def rest(self, epoch: int) -> KerasCall:
-        """Returns the call that trains the epochs from `epoch` on."""
+    def rest(self, over: HandedOver) -> tuple[KerasCall, FitOptions]:
+        """Returns the call that trains the rest, and its options."""
+        if self._resumes or over.choice.number == 1:
+            return self.rest_here(over)
+        options = dataclasses.replace(self._options, begins_at=over.epoch)
+        return self._with(callbacks=self._list, verbose=0), options
+
+    def rest_here(self, over: HandedOver) -> tuple[KerasCall, FitOptions]:
+        """Returns the call that trains the rest in this process, and its options."""
         if self._resumes:  # from the checkpoint of the epoch before
-            return self._call
-        return self._with(callbacks=self._list, verbose=0, initial_epoch=epoch)
+            return self._call, self._options
+        return self._with(callbacks=self._list, verbose=0, initial_epoch=over.epoch), self._options
 
     def _with(self, **changes: Any) -> KerasCall:
         assert self._call.given is not None

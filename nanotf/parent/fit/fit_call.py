@@ -88,6 +88,8 @@ class FitCall(ModelCall):
         self.options = options
         self.resumption = None if options.resume is None else Resumption(options.resume, self)
         last = None if self.resumption is None else self.resumption.moment
+        if options.begins_at is not None and self.resumption is None:
+            last = Moment(options.begins_at, 0, read_all(self.variables))
         self.progress = FitProgress(last=last, continues=last is not None)
         self.sent = SentOrder()
         self.checkpoints: CheckpointWriter | None = None
@@ -195,8 +197,7 @@ class FitCall(ModelCall):
         if self.progress.restarts > 0:
             states = self.data.random_states_of(last.epoch, self.progress.first[0])
         else:
-            assert self.resumption is not None
-            states = self.resumption.reading
+            states = None if self.resumption is None else self.resumption.reading
         self.place_data(last, states)
         if self.progress.restarts == 0 and self.resumption is not None:
             self.resumption.restore_random()

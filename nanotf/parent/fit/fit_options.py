@@ -16,6 +16,8 @@ class FitOptions:
     sharding: str = "parent"  # one of `pipelines.SHARDINGS`
     max_restarts: int = 0
     resume: Any = None  # the path of a folder, or None
+    # The epoch with which workers begin if this process has trained those before; else None
+    begins_at: int | None = None
 
     @classmethod
     def of(cls, sharding: str | None, max_restarts: Any, resume: Any) -> FitOptions:
