@@ -105,6 +105,6 @@ if saved > 0:
     epochs = max(1, math.floor((several.once - one.once) / saved) + 1)
     print(f"Workers, their start included, pay from {epochs} epochs.")
 else:
-    print("Workers do not pay: an epoch takes as long with them.")
+    print("Workers do not pay: an epoch takes no less time with them.")
 if accuracies[name] <= 0.95:
     raise SystemExit(f"The accuracy must exceed 95 %. Received: {accuracies[name]:.2%}.")

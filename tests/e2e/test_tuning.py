@@ -440,10 +440,11 @@ def test_warm_workers_need_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(40)
     auto = choice.Auto(small_cnn(), {"x": x, "y": y, "verbose": 0}, Where.of())
     monkeypatch.setattr(choice_cache, "entries", lambda: {"any": {"measured": [], "date": ""}})
-    steps = 2000  # 40 s in one process, 20 s with workers
+    # 40 s in one process, 20 s with workers
+    data: Any = SimpleNamespace(steps=2000, train=None, specs=None)
     for is_there, number in ((False, 1), (True, 2)):
         monkeypatch.setattr(choice.Auto, "_is_warm", lambda *_, is_there=is_there: is_there)
-        assert auto.at_once(steps) == (number, ())
+        assert auto.at_once(data) == (number, ())
 
 
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,11 +42,10 @@ class AutoCall:
             return chosen
         a = self._auto.arguments
         generation().check_compiled(self._call.model, "fit")
-        # As Keras counts them; it opens the validation data itself.
-        self._steps = FitData(
-            self._call.model, dataclasses.replace(a, validation_data=None), 1
-        ).steps
-        chosen = self._auto.at_once(self._steps)
+        # Keras counts the steps; it opens the validation data itself.
+        data = FitData(self._call.model, dataclasses.replace(a, validation_data=None), 1)
+        self._steps = data.steps
+        chosen = self._auto.at_once(data)
         self.is_open = chosen is None
         return chosen or Choice()
 

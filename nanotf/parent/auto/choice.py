@@ -15,10 +15,10 @@ enough for a measurement.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nanotf.compat import keras_runs
+from nanotf.compat import keras_build, keras_runs
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import neighbours, topology
@@ -33,12 +33,14 @@ from nanotf.parent.auto import (
 )
 from nanotf.parent.auto.timed_fits import Budget, Measured, TimedFit
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.reading.fit_data import FitData
 from nanotf.parent.where import Where
 from nanotf.pool import warm
+from nanotf.shipping.data import inputs
 
 
 class Choice(NamedTuple):
-    """What trains a model."""
+    """The number of processes that trains a model, and its settings."""
 
     number: int = 1
     settings: tuple[str, ...] = ()  # of `tune`
@@ -114,26 +116,29 @@ class Auto:
             return Choice()
         return None
 
-    def at_once(self, steps: int | None) -> Choice | None:
+    def at_once(self, data: FitData) -> Choice | None:
         """Returns the choice if an earlier call has timed a step.
 
         Args:
-            steps: of an epoch, None if unknown.
+            data: of the call; nothing is read.
 
         Raises:
             NanoError: An argument cannot be used.
             Exception: What Keras raises for the arguments.
         """
+        train = data.train  # the data themselves are not kept: they may be large
+        self._batch = train.batch_size if isinstance(train, inputs.ArrayInput) else None
+        self._specs = data.specs
         if not choice_cache.entries():
             return None
         budget = Budget()
         with timed_fits.unchanged(self._model):
-            if (trial := self._trial()) is None:
+            if keras_build.needs_call(self._model) and self._trial() is None:  # which builds it
                 return Choice()
-            one = self._known(trial).get(1)
+            one = self._known().get(1)
             if one is None or one.step is None:
                 return None
-            return self._chosen(trial, budget, one, self.arguments.initial_epoch, steps)
+            return self._chosen(budget, one, self.arguments.initial_epoch, data.steps)
 
     # ------------------------------------------------------------------- between two epochs
     def rest(self, epoch: int) -> Choice | None:
@@ -145,9 +150,7 @@ class Auto:
         budget = Budget()
         keras_runs.forget_validation_data(self._model)  # Keras makes the iterator again
         with timed_fits.unchanged(self._model):
-            if (trial := self._trial()) is None:
-                return None
-            chosen = self._chosen(trial, budget, one, epoch, self.watch.steps)
+            chosen = self._chosen(budget, one, epoch, self.watch.steps)
         return None if chosen == Choice() else chosen
 
     def end(self) -> None:
@@ -159,9 +162,7 @@ class Auto:
         self._explain(one, begin)
         # The next such call measures before it trains.
         if one is not None and self._may_measure(one, begin):
-            with timed_fits.unchanged(self._model):
-                if (trial := self._trial()) is not None:
-                    self._remember(trial, [one])
+            self._remember([one])
 
     def _timed(self) -> Measured | None:
         clock = self.watch.clock
@@ -231,61 +232,80 @@ class Auto:
         each = self._where.cores_per_process if number > 1 else None
         return neighbours.plan(number, each, self._where.cores)
 
-    def _known(self, trial: TimedFit) -> dict[int, Measured]:
+    def _known(self) -> dict[int, Measured]:
         """Returns what earlier calls have measured, by the number of processes."""
-        entry = choice_cache.entries().get(self._key(trial))
+        entry = choice_cache.entries().get(self._key())
         self._date = None if entry is None else entry["date"]
         found = [] if entry is None else [Measured(**m) for m in entry["measured"]]
         return {m.num_processes: m for m in found if m.num_processes in self._numbers}
 
-    def _key(self, trial: TimedFit) -> str:
-        where = self._where.cores_per_process, self._where.cores and list(self._where.cores)
-        return step_key.key_of(trial, (self._numbers, *where), self._transport)
+    def _key(self) -> str:
+        cores = self._where.cores and list(self._where.cores)
+        used = self._numbers, self._where.cores_per_process, cores, self._transport
+        return step_key.key_of(self._model, self._specs, self._batch, self.arguments.x, used)
 
-    def _remember(self, trial: TimedFit, measured: Sequence[Measured]) -> None:
+    def _remember(self, measured: Iterable[Measured]) -> None:
         found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
-        choice_cache.remember_now(self._key(trial), found, str(self._model.name))
+        choice_cache.remember_now(self._key(), found, str(self._model.name))
 
-    def _chosen(
-        self, trial: TimedFit, budget: Budget, one: Measured, epoch: int, each: int | None
-    ) -> Choice:
-        """Returns the choice for the epochs from `epoch` on; measures what is not known."""
+    def _chosen(self, budget: Budget, one: Measured, epoch: int, each: int | None) -> Choice:
+        """Returns the choice for the epochs from `epoch` on; measures what is not known.
+
+        Args:
+            budget: began before anything was prepared.
+            one: one process, of which the time of a step is known.
+            each: the steps of an epoch, None if unknown.
+        """
         steps = None if each is None else each * max(0, self.arguments.epochs - epoch)
-        known = {**self._known(trial), 1: one}
+        known = {**self._known(), 1: one}
         left = 0.0 if steps is None or one.step is None else one.step * steps
         budget.seconds = rule.allowed(rule.can_save(left, self._numbers[-1]))
-        missing = {
-            number: self._plan(number)
+        missing = [
+            number
             for number in self._numbers
             if (m := known.get(number)) is None
             # A trial that was stopped may be worth more time in a longer call.
             or 0 < 2 * m.stopped < budget.seconds
-        }
-        start_up = self._start_up()
-        measured = timed_fits.tried(trial, missing, self._transport, budget, known, start_up)
-        tried = [m for m in measured if m is not known.get(m.num_processes)]
-        is_new = any(m.step is not None or m.stopped for m in tried)
+        ]
+        measured, trial = [known[number] for number in sorted(known)], None
+        if missing and timed_fits.expected(one, self._start_up()) <= budget.left():
+            if (trial := self._trial()) is None:
+                return Choice()
+            plans = {number: self._plan(number) for number in missing}
+            start_up = self._start_up()
+            measured = timed_fits.tried(trial, plans, self._transport, budget, known, start_up)
+        is_new = any(m not in known.values() and (m.step or m.stopped) for m in measured)
         if is_new or self._date is None:
-            self._remember(trial, measured)
+            self._remember(measured)
         now = measured if is_new else self._with_warm_pool(measured)
         number = decide(now, steps)
+        if number > 1 and trial is None and self._trial() is None:
+            return Choice()
         when = "" if self._date is None else f"; as measured on {self._date}"
         when = f"; measured in {budget.spent():.1f} s" if is_new else when
         self._say(_line(now, number, each, when))
-        if not self._tune:
-            chosen = Choice(number)
-        else:
-            plan, transport, key = self._plan(number), self._transport, self._key(trial)
-            budget = Budget()
-            budget.seconds = rule.allowed(left)
-            settings, text = choice_of_settings.choose(
-                trial, self._tune, number, plan, transport, key, budget, one
-            )
-            self._say(f"tune: {text}")
-            chosen = Choice(number, settings)
+        settings = self._settings(number, one, left) if self._tune else ()
         if number == 1 and is_new:
             warm.close_if_idle()  # nothing needs what has imported TensorFlow
-        return chosen
+        return Choice(number, settings)
+
+    def _settings(self, number: int, one: Measured, left: float) -> tuple[str, ...]:
+        """Returns those of the settings of `tune` that make a step faster."""
+        budget = Budget()
+        budget.seconds = rule.allowed(left)
+        settings, text = choice_of_settings.choose(
+            self._model,
+            timed_fits.shortened(self.arguments),
+            self._tune,
+            number,
+            self._plan(number),
+            self._transport,
+            self._key(),
+            budget,
+            one,
+        )
+        self._say(f"tune: {text}")
+        return settings
 
     def _with_warm_pool(self, measured: Sequence[Measured]) -> list[Measured]:
         """Returns the measurements, without the start-up of workers that are already warm."""

@@ -27,6 +27,7 @@ from nanotf.console import logger
 from nanotf.machine import topology
 from nanotf.parent.auto import choice_cache, rule, step_key, timed_fits
 from nanotf.parent.auto.timed_fits import Budget, Measured
+from nanotf.parent.fit_arguments import FitArguments
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -109,7 +110,8 @@ def _label(model: Any, settings: Sequence[str]) -> str:
 
 # --------------------------------------------------------------------------------- choice
 def choose(
-    trial: timed_fits.TimedFit,
+    model: Any,
+    arguments: FitArguments,
     tune: Sequence[str],
     number: int,
     plan: topology.Plan,
@@ -121,20 +123,20 @@ def choose(
     """Returns those of the settings that make a step faster, and a text that says why.
 
     Args:
-        trial: of the model without settings.
+        model: without settings.
+        arguments: see `timed_fits.shortened`.
         tune: names of `defaults.TUNE`, each once.
         number: of processes, which `choice` has chosen.
         key: of the model's measurements without settings.
         one: one process, of which the time of a step is known.
     """
-    model = trial.model
     key = step_key.digest_of(key, number, tuple(tune))
     entry = choice_cache.entries().get(key)
     if entry is not None:
         measured = [Measured(**m) for m in entry["measured"]]
         when = f"as measured on {entry['date']}"
     else:
-        measured = _tried(trial, tune, number, plan, transport, budget, one)
+        measured = _tried(model, arguments, tune, number, plan, transport, budget, one)
         when = f"measured in {budget.spent():.1f} s"
         found = [dataclasses.asdict(m) for m in measured if m.step is not None]
         if len(found) > 1:
@@ -156,7 +158,8 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
 
 
 def _tried(
-    trial: timed_fits.TimedFit,
+    model: Any,
+    arguments: FitArguments,
     tune: Sequence[str],
     number: int,
     plan: topology.Plan,
@@ -165,7 +168,6 @@ def _tried(
     one: Measured,
 ) -> list[Measured]:
     """Measures the model as it is, and each setting on top of those kept before it."""
-    model, arguments = trial.model, trial.arguments
     measured: list[Measured] = []
     cost = timed_fits.expected(one, 0.0)
     for place in range(len(tune) + 1):

@@ -18,32 +18,30 @@ from nanotf.compat import keras_build, keras_compiling, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.machine import topology
-from nanotf.shipping.data import inputs
 from nanotf.shipping.objects import user_modules
 
 
-def key_of(trial: Any, cores: Any, transport: str) -> str:
+def key_of(model: Any, specs: Any, batch: int | None, x: Any, used: Any) -> str:
     """Returns a hash of everything that decides the times: model, cores, versions and more.
 
     Args:
-        trial: `timed_fits.TimedFit`.
-        cores: plain values that say which cores are used.
+        model: a Keras model, built and compiled.
+        specs: of a batch of the data, see `FitData`.
+        batch: the rows of a batch; None for those of a dataset.
+        x: of `fit`.
+        used: plain values that say which cores are used, and how.
     """
     tf = require_tensorflow()
-    train = trial.data.train
-    if isinstance(train, inputs.ArrayInput):
-        batch = train.batch_size
-    else:
+    if batch is None:
         from nanotf.compat import dataset_graphs
 
-        batch = dataset_graphs.batch_size(trial.arguments.x)
+        batch = dataset_graphs.batch_size(x)
     return digest_of(
-        description_of(trial.model),
-        trial.data.specs,
+        description_of(model),
+        specs,
         batch,
-        repr(cores),
+        repr(used),
         repr(topology.describe_machine()),
-        transport,
         _processor(),
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
