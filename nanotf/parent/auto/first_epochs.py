@@ -102,7 +102,8 @@ class Watch:
             HandedOver: Others train the rest.
         """
         before, self.epoch = self.epoch, epoch
-        if before is not None and self._choose is not None and self.clock.is_sure:
+        is_time = before is not None and self.is_open and self.clock.is_sure
+        if is_time and self._choose is not None:
             self.is_open = False
             choice = self._choose(epoch)
             if choice is not None:
