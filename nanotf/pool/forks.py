@@ -28,7 +28,7 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine.installed import find_installed
 from nanotf.machine.interpreter import python_command
-from nanotf.pool.starts import takes_seconds
+from nanotf.pool.starts import TENSORFLOW, takes_seconds
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
@@ -133,7 +133,7 @@ class Zygote:
     """
 
     def __init__(self, environ: Mapping[str, str], *, imports: bool) -> None:
-        takes_seconds("TensorFlow")  # which this process imports, or else its forks
+        takes_seconds(TENSORFLOW)  # which this process imports, or else its forks
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
         self.lent = 0  # to how many `Forks`; written under `_choosing`

@@ -21,11 +21,13 @@ from nanotf.errors import WorkerDied, WorkerError
 from nanotf.machine import user_cache
 from nanotf.wire import files
 
+TENSORFLOW = "TensorFlow"  # a reason why a start takes seconds: the workers' process imports it
 START_TRIES = 3
 PAUSE_SECONDS = 0.5  # before the second try; then twice as long
 
 NEWS = 0.2  # a time that differs from the noted one by more than this part of it is noted
 KEPT = 20  # times in the file
+_LONGEST = 1e6  # seconds; more is no time, and neither is NaN
 
 _Started = TypeVar("_Started")
 
@@ -74,8 +76,8 @@ class _Start:
     def takes_seconds(self, why: str) -> None:
         if self._key:
             return
-        self._key = f"{why} {sys.prefix}"
-        known = _times().get(self._key)
+        self._key = _key_of(why)
+        known = last_seconds(why)
         about = "some seconds" if known is None else f"about {max(1, round(known))} s"
         self._shown.enter_context(status(f"starting {self._what}, {about}, once"))
 
@@ -119,12 +121,26 @@ def takes_seconds(why: str) -> None:
         start.takes_seconds(why)
 
 
+def last_seconds(why: str) -> float | None:
+    """Returns how long the last start took that took seconds; None if nobody has noted it.
+
+    Args:
+        why: as in `takes_seconds`.
+    """
+    return _times().get(_key_of(why))
+
+
+def _key_of(why: str) -> str:
+    return f"{why} {sys.prefix}"
+
+
 def _times() -> dict[str, float]:
     """Returns the noted times in seconds, by key."""
     try:
         path = user_cache.folder() / "starts.json"
         with files.doubting(path):
-            return {str(key): float(seconds) for key, seconds in files.read_json(path).items()}
+            found = {str(key): float(seconds) for key, seconds in files.read_json(path).items()}
+            return {key: seconds for key, seconds in found.items() if 0 < seconds < _LONGEST}
     except (OSError, files.Damaged, user_cache.NoHomeError):  # then nobody knows the time
         return {}
 

@@ -20,7 +20,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say, status
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
-from nanotf.parent.auto import candidates, choice_cache, rule
+from nanotf.parent.auto import candidates, rule
 from nanotf.parent.auto.first_epochs import MEASURED_SECONDS, MEASURED_STEPS
 from nanotf.parent.map import mapping
 from nanotf.searching import studies
@@ -132,7 +132,7 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> t
         seconds = studies.seconds_of_a_trial(study)
         if seconds is None:
             return most, most
-        start_up = choice_cache.start_up(rule.START_UP)
+        start_up = rule.start_up()
         if not may_measure(seconds, trials, numbers, start_up):
             if verbose != 0:
                 say(

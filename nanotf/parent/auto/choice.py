@@ -186,7 +186,7 @@ class Auto:
         """Returns the seconds in which workers of the least number start."""
         if len(self._numbers) < 2 or self._is_warm(self._numbers[1]):
             return 0.0
-        return choice_cache.start_up(rule.START_UP)
+        return rule.start_up()
 
     def _is_warm(self, number: int) -> bool:
         """Returns True if workers wait for this call."""

@@ -114,17 +114,6 @@ def _is_time(value: Any) -> bool:
     return number and 0 <= value < _LONGEST  # False for NaN
 
 
-def start_up(unknown: float) -> float:
-    """Returns the seconds of the last start of workers that was measured; or `unknown`."""
-    found = {
-        entry["date"]: m["start_up"]
-        for entry in entries().values()
-        for m in entry["measured"]
-        if m["num_processes"] > 1 and m.get("start_up", 0.0) > 0
-    }
-    return float(found[max(found)]) if found else unknown
-
-
 def remember_now(key: str, measured: Sequence[Mapping[str, Any]], model: str) -> None:
     """Adds what was measured now, if it decides something.
 

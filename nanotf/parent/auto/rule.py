@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 
+from nanotf.pool import starts
+
 SHARE = 0.1  # of what can be saved
 WORTH = 0.97  # workers must take less than this share of one process's time
-START_UP = 5.0  # seconds, until the start of workers was measured
+START_UP = 5.0  # seconds, until a start of workers was timed
 
 
 def can_save(left: float, number: int) -> float:
@@ -33,6 +35,11 @@ def can_save(left: float, number: int) -> float:
 def allowed(saving: float) -> float:
     """Returns the seconds that measuring may take to save `saving` seconds at best."""
     return SHARE * saving
+
+
+def start_up() -> float:
+    """Returns the seconds in which workers start if none are warm."""
+    return starts.last_seconds(starts.TENSORFLOW) or START_UP
 
 
 def pays_from(start_up: float, one: float, several: float) -> int | None:

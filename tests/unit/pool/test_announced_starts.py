@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_the_time_is_that_of_the_last_start(
     _start(monkeypatch, 5.2)
     _start(monkeypatch, 5.6)  # about the same: the file stays
     assert list(json.loads(times.read_text()).values()) == [5.2]
+    assert starts.last_seconds(starts.TENSORFLOW) == 5.2
     _start(monkeypatch, 30.0, 1, "reader")
     _start(monkeypatch, 1.0)
     said = capsys.readouterr()
@@ -82,6 +84,13 @@ def test_a_file_that_is_not_nanotfs(
     _start(monkeypatch, 3.0)
     assert capsys.readouterr().err == "nanotf: starting 2 workers, some seconds, once\n"
     assert list(json.loads(times.read_text()).values()) == [3.0]
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-1", "0"])
+def test_a_number_that_is_no_time(seconds: str, times: pathlib.Path) -> None:
+    times.parent.mkdir()
+    times.write_text(json.dumps({f"TensorFlow {sys.prefix}": 0}).replace("0}", f"{seconds}}}"))
+    assert starts.last_seconds(starts.TENSORFLOW) is None
 
 
 def test_nowhere_to_note_it(

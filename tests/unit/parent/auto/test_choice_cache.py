@@ -37,16 +37,11 @@ def test_remembers_and_forgets(cache: pathlib.Path) -> None:
     assert not cache.exists()
 
 
-def test_the_last_start_of_workers(cache: pathlib.Path) -> None:
-    assert choice_cache.start_up(5.0) == 5.0
-    choice_cache.remember("one", {**_entry(0.1), "date": "2026-01-02"})
-    later = {**_entry(0.1)["measured"][1], "start_up": 7.0}
-    choice_cache.remember("two", {**_entry(0.1), "measured": [_entry(0.1)["measured"][0], later]})
-    assert choice_cache.start_up(1.0) == 5.0
-    choice_cache.remember_now("two", [_entry(0.1)["measured"][0], later], "digits")
-    assert choice_cache.start_up(1.0) == 7.0
-    choice_cache.remember_now("three", [later], "digits")
-    assert list(choice_cache.entries()) == ["one", "two"], "workers alone decide nothing"
+def test_workers_alone_decide_nothing(cache: pathlib.Path) -> None:
+    one, several = _entry(0.1)["measured"][:2]
+    choice_cache.remember_now("one", [one, several], "digits")
+    choice_cache.remember_now("two", [several], "digits")
+    assert list(choice_cache.entries()) == ["one"]
 
 
 def test_the_default_location_is_in_the_home_directory(
