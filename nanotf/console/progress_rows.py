@@ -76,6 +76,7 @@ class ItemBar:
         verbose: 0 shows nothing, 1 and "auto" a bar, 2 a line for each item that has ended.
         note: returns what else to say, such as the best value so far; called after each item.
         clock: returns seconds.
+        before, after: how many items of the whole have ended before, and how many come after.
     """
 
     def __init__(
@@ -84,19 +85,24 @@ class ItemBar:
         verbose: Any,
         note: Callable[[], str] = str,
         clock: Callable[[], float] = time.monotonic,
+        before: int = 0,
+        after: int = 0,
     ) -> None:
         self.label = label
         self._make_note, self._note = note, ""
         self._is_bar, self._has_lines = verbose in (1, "auto"), verbose == 2
         self._clock = clock
-        self._total = self._ended = self._failed = 0
+        self._before = self._ended = before
+        self._total = before + after
+        self._failed = 0
         self._began = self._ended_at = 0.0
         self._running: dict[int, float] = {}  # by item, when it began
         self._spent = 0.0  # seconds of all items that have ended
 
     def begin(self, total: int) -> None:
         """Begins with no item of a number of items."""
-        self._total, self._began = total, self._clock()
+        self._total += total
+        self._began = self._clock()
         if self._is_bar:
             screen.add(self)
 
@@ -162,9 +168,10 @@ class ItemBar:
         Each item counts as long as those that have ended, and the workers that now have an item
         share them. The last items need their own time, however many workers are idle.
         """
-        if not self._ended or not self._running:
+        ended = self._ended - self._before
+        if not ended or not self._running:
             return None
-        mean, now = self._spent / self._ended, self._clock()
+        mean, now = self._spent / ended, self._clock()
         left = [max(0.0, mean - (now - began)) for began in list(self._running.values())]
         waiting = self._total - self._ended - len(left)
         return max((sum(left) + waiting * mean) / len(left), *left)

@@ -82,7 +82,14 @@ class SearchRun:
         first = len(self._study.get_trials(deepcopy=False))
         function, slots = self._function(workers, lock), range(first, first + count)
         verbose = 0 if self._verbose == 2 else self._verbose
-        bar = console.ItemBar("search", verbose, self._best_so_far)
+        left = self._left()
+        bar = console.ItemBar(
+            "search",
+            verbose,
+            self._best_so_far,
+            before=request.trials - left,
+            after=left - count,
+        )
 
         def number(index: int) -> object:
             found = studies.number_for(self._study, function.item(slots[index]))

@@ -63,6 +63,21 @@ def test_the_end(clock: Clock) -> None:
     assert bar.last_text() == "2/2 in 1:20 min"
 
 
+def test_a_part_of_the_whole(clock: Clock) -> None:
+    """The time left is that of the part's own items, and of those after it."""
+    bar = ItemBar("search", 1, clock=clock, before=4, after=2)
+    bar.begin(2)
+    assert bar.text() == "4/8, 0.0 s"
+    bar.item_begins(0)
+    clock.now += 5
+    bar.item_ends(0)
+    bar.item_begins(1)
+    assert bar.text() == "5/8, 1 running, 5.0 s, about 15 s left"
+    bar.item_ends(1)
+    bar.end()
+    assert bar.last_text() == "6/8 after 5.0 s"
+
+
 def test_the_last_items_take_as_long_as_one(clock: Clock) -> None:
     """However many workers there are, and idle ones are no help."""
     bar = ItemBar("map", 1, clock=clock)
