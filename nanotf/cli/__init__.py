@@ -40,6 +40,7 @@ _Done = TypeVar("_Done")
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN_PIPE = 128 + signal.SIGPIPE  # the code that shells report after the reader has exited
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +74,8 @@ def _report(command: Callable[[], _Done]) -> _Done | int:
     except BrokenPipeError:  # for instance in `nanotf doctor | head`
         _drop_output()
         return BROKEN_PIPE
+    except KeyboardInterrupt:  # where nanotf's code was interrupted helps nobody
+        return INTERRUPTED
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

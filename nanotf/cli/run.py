@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf import tracebacks
 from nanotf.cli import hosts
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
@@ -104,7 +105,7 @@ class Script:
         try:
             self._execute()
         except BaseException as error:
-            _show_from(error, _begin_of_script(error))
+            _show_from(error, _begin_of_script(error), in_short=True)
             raise
 
     def run(self) -> None:
@@ -244,13 +245,31 @@ def _begin_of_script(error: BaseException) -> types.TracebackType | None:
     return begin
 
 
-def _show_from(error: BaseException, begin: types.TracebackType | None) -> None:
-    """Makes the printed traceback begin in the script, if this exception ends the process."""
+def _show_from(
+    error: BaseException, begin: types.TracebackType | None, in_short: bool = False
+) -> None:
+    """Makes the printed traceback begin in the script, if this exception ends the process.
+
+    Args:
+        in_short: True shows the reason of an error in a step first, and not TensorFlow's stack.
+    """
     show = sys.excepthook  # the script may have set its own
 
     def show_from_script(kind: Any, shown: Any, traceback: Any) -> None:
         if shown is error:
             traceback = begin
+            text = _in_short(error, begin) if in_short and show is sys.__excepthook__ else ""
+            if text:
+                print(text, file=sys.stderr)
+                return
         show(kind, shown.with_traceback(traceback), traceback)
 
     sys.excepthook = show_from_script
+
+
+def _in_short(error: BaseException, begin: types.TracebackType | None) -> str:
+    """Returns the text of an error in a step; empty for another, or if the whole is wanted."""
+    step_errors: Any = sys.modules.get("nanotf.compat.step_errors")  # since the first step
+    if step_errors is None or tracebacks.shows_whole():
+        return ""
+    return str(step_errors.in_short(error, begin))

@@ -12,16 +12,14 @@ import collections
 import functools
 import linecache
 import pathlib
-import sysconfig
 import traceback
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from nanotf import tracebacks
 from nanotf.compat.replacements import Override
 
-_STANDARD = pathlib.Path(sysconfig.get_path("stdlib"))
-_SITES = ("site-packages", "dist-packages")  # folders in it that are not Python's
 _SHOWN = 5  # frames
 
 # By the text of an error, the reason and the frames that it was made from; the last few.
@@ -56,6 +54,23 @@ def users_lines(error: BaseException) -> str:
     return "".join(traceback.format_list(users[-_SHOWN:])).rstrip()
 
 
+def in_short(error: BaseException, begin: types.TracebackType | None) -> str:
+    """Returns what a process prints that an error ends; empty if the error's text has no stack.
+
+    Args:
+        begin: the traceback, from the first frame that is printed.
+    """
+    if _own_reason(_source(error)) == str(_source(error)).strip():
+        return ""
+    calls = "".join(traceback.format_tb(tracebacks.of_users(begin)))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    return (
+        f"Traceback (most recent call last):\n{calls}{kind}: {reason(error)}\n\n"
+        f"Raised in:\n{users_lines(error)}\n\n"
+        f"{tracebacks.VARIABLE}=full shows the whole traceback."
+    )
+
+
 def _source(error: BaseException) -> BaseException:
     """Returns the error whose text has a stack. Keras replaces it with one that has its text."""
     found: BaseException | None = error
@@ -83,12 +98,10 @@ def _of_step(error: BaseException) -> tuple[str, list[traceback.FrameSummary]] |
 
 
 def _is_users(filename: str) -> bool:
-    if filename.startswith("<") and filename not in linecache.cache:  # frozen or built-in code
+    if filename.startswith("<") and filename not in linecache.cache:  # there is no line to show
         return False
-    path = pathlib.Path(filename)
-    if path.is_relative_to(_STANDARD):
-        return path.relative_to(_STANDARD).parts[0] in _SITES
-    return not (tracebacks.is_nanotfs(filename) or tracebacks.is_beneath(filename))
+    libraries = (tracebacks.is_standard, tracebacks.is_nanotfs, tracebacks.is_beneath)
+    return not any(is_library(filename) for is_library in libraries)
 
 
 def _interpolate(stock: Callable[..., str], _: Any) -> Callable[..., str]:

@@ -1,34 +1,56 @@
-"""Ctrl-C during cleanup."""
+"""Ctrl-C while a call ends.
+
+The first Ctrl-C ends a call: its workers are killed, and the user's model gets the state of its
+last epoch. Then this process waits until the workers are gone, which takes seconds on a busy
+machine. After a second Ctrl-C it waits no longer: a thread frees what the call has used, or the
+kernel does, if this process ends first.
+
+Only the main thread gets interrupts, and only it writes this module's variables.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-HELD_SECONDS = 5.0
+from nanotf.console import say
+
+MOMENT_SECONDS = 1.0  # of waiting, after which a line says so
+POLL_SECONDS = 0.05  # between looks for a second Ctrl-C
+
+_presses = 0  # of Ctrl-C, the one included that ends the call, in the outermost `held_back`
+_holds = False  # whether there is one
+_told = False  # whether it has printed its line
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Ignores SIGINT in this context, for the cleanup of a call that already fails.
+    """Holds Ctrl-C back in this context, for the cleanup of a call that already fails.
 
-    A user who presses Ctrl-C twice wants the call to end, not to stop its cleanup. A cleanup that
-    takes longer than `HELD_SECONDS` can be interrupted.
+    The first does not interrupt the cleanup; the second ends its waits (`wait_for`), any further
+    one interrupts it. If something else has ended the call, `KeyboardInterrupt` follows the
+    context.
     """
+    global _presses, _holds, _told
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread is interrupted. A handler that is not Python's is None.
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    # A handler that is not Python's is None.
+    if not _is_main_thread() or _holds or not callable(before):
         yield
         return
-    began = time.monotonic()
+    begun = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+    _presses, _holds, _told = int(begun), True, False
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - began > HELD_SECONDS:
+        global _presses
+        _presses += 1
+        if _presses > 2:
             before(number, frame)
 
     signal.signal(signal.SIGINT, hold)
@@ -36,3 +58,69 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        lost, _presses, _holds = _presses > 0 and not begun, 0, False
+    if lost:
+        before(signal.SIGINT, None)
+
+
+def finish(work: Callable[[], None], name: str) -> bool:
+    """Calls a function that waits; leaves it to a thread of its own after a second Ctrl-C.
+
+    Args:
+        name: the thread's.
+
+    Returns:
+        True if it has ended.
+
+    Raises:
+        BaseException: What it raised.
+    """
+    if not _is_main_thread() or not _holds:
+        work()
+        return True
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    has_ended = wait_for(thread, math.inf)
+    if has_ended and raised:
+        raise raised[0]
+    return has_ended
+
+
+def wait_for(thread: threading.Thread, seconds: float) -> bool:
+    """Waits until a thread has ended, in a cleanup that `held_back` protects.
+
+    Args:
+        thread: a daemon: this process does not wait for it at its end.
+        seconds: limit.
+
+    Returns:
+        True if it has ended. False if the time has passed, or after a second Ctrl-C.
+    """
+    global _told
+    if not _is_main_thread() or not _holds:
+        thread.join(seconds)
+        return not thread.is_alive()
+    began = time.monotonic()
+    while thread.is_alive() and (waited := time.monotonic() - began) < seconds:
+        if _presses > 1:
+            if not _told:
+                say("the call ends at once. Its workers were killed.", sys.stderr)
+            _told = True
+            return False
+        if waited > MOMENT_SECONDS and not _told:
+            _told = True
+            say("ending the call. Ctrl-C again ends it at once.", sys.stderr)
+        thread.join(min(POLL_SECONDS, seconds - waited))
+    return not thread.is_alive()
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

@@ -86,6 +86,7 @@ class Pool:
         self.owner = os.getpid()
         self.usable = True  # False while a call runs: its late answers would reach the next one
         self._closed = False
+        self._left = False  # whether a thread of its own ends it, after a second Ctrl-C
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: dict[int, threading.Thread] = {}  # by rank
         self._outboxes: dict[int, Outbox] = {}  # likewise
@@ -361,6 +362,8 @@ class Pool:
         if self.owner != os.getpid():  # after a fork, the workers belong to the parent
             return
         self.usable, self._closed = False, True
+        if self._left:
+            return
         try:
             self.send(messages.Stop())
             deadline = time.monotonic() + STOP_SECONDS
@@ -371,13 +374,21 @@ class Pool:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the workers at once."""
+        """Kills the workers at once, and frees what they have used."""
         if self.owner != os.getpid():
             return
+        self.kill_workers()
+        if not self._left:
+            self._left = not interrupts.finish(self._free, "nanotf-end")
+
+    def kill_workers(self) -> None:
+        """Kills the workers at once, and does not wait for their end."""
         self.usable = False
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.process.kill()
+
+    def _free(self) -> None:
         for worker in self.workers:
             worker.wait_killed()
             worker.channel.shut_down()  # a fork may hold the other end

@@ -16,6 +16,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool
 from nanotf.pool.starts import started
 from nanotf.pool.transports import NO_TRANSPORT, check_can_exchange, check_transport
+from nanotf.tracebacks import raising_at_the_call
 
 IDLE_SECONDS = 600.0
 
@@ -137,6 +138,7 @@ def _start(plan: AnyPlan, transport: str) -> Pool:
         atexit.register(_at_exit)
 
 
+@raising_at_the_call
 def warm_up(
     num_processes: int,
     cores_per_process: int | None = None,
@@ -281,7 +283,7 @@ def _at_exit() -> None:
         _lock.release()
         shutdown()
     elif _pool is not None:  # a daemon thread runs a call; the process does not wait for it
-        _pool.kill()
+        _pool.kill_workers()
 
 
 def _after_fork() -> None:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from typing import Any
 
+from nanotf import tracebacks
 from nanotf.pool.transports import NO_TRANSPORT, READS
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -93,6 +94,7 @@ def run(
     Returns:
         The exit code, if the worker could not be set up. After `Stop`, the process exits here.
     """
+    tracebacks.enter_worker()
     process.write_log()
     process.write_stacks()
     warnings = process.pin(cores)

@@ -6,13 +6,16 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 from typing import Any
 
+import psutil
 import pytest
 import tensorflow as tf
 from failing_losses import FIT, assert_next_fit_works
 from parity import digits, small_cnn
 from processes import run_script
+from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError
@@ -69,17 +72,22 @@ def test_shutdown_in_a_callback() -> None:
 
 
 @pytest.mark.thorough
-def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C does not lose the completed epochs."""
-    kill = pool.Pool.kill
+def test_a_second_interrupt_ends_the_call_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second Ctrl-C waits for no worker, and loses no completed epoch."""
+    free, returned = pool.Pool._free, threading.Event()
+    pids: list[int] = []
 
-    def interrupted_kill(workers: Any) -> None:
+    def slow_free(workers: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        kill(workers)
+        returned.wait()
+        free(workers)
 
     def interrupt(epoch: int, logs: Any) -> None:
         if epoch == 1:
-            monkeypatch.setattr(pool.Pool, "kill", interrupted_kill)
+            pids.extend(nanotf.worker_pids())
+            monkeypatch.setattr(pool.Pool, "_free", slow_free)
             os.kill(os.getpid(), signal.SIGINT)
 
     x, y = digits(100)
@@ -88,6 +96,9 @@ def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, **FIT, epochs=50, callbacks=[callback])
     monkeypatch.undo()
+    returned.set()
+    assert "nanotf: the call ends at once. Its workers were killed." in capfd.readouterr().err
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the workers end")
     assert int(model.optimizer.iterations) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert_next_fit_works(())

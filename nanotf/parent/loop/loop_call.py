@@ -59,6 +59,7 @@ _CHANGES = 2  # among the parts of what a worker sends at the end
 REST_SECONDS = 10.0  # by then a rank that waits in a collective reports it (`messages.Reached`)
 
 
+@raising_at_the_call
 def nano(
     num_processes: int | None = None,
     transport: str | None = None,

@@ -107,7 +107,10 @@ class Results(Iterator[Any]):
             with interrupts.held_back():
                 self._passed = self._count
                 self._stop()
-                self._thread.join(END_SECONDS)
+                if (
+                    self._run.has_workers
+                ):  # else it waits for them, and leaves them to the next call
+                    interrupts.wait_for(self._thread, END_SECONDS)
         else:
             self._stop.detach()
             self._thread.join(END_SECONDS)

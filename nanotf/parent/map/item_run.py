@@ -137,6 +137,8 @@ class ItemRun:
             with warm.pool_for(self.policy.plan, NO_TRANSPORT) as pool:
                 assert isinstance(pool, ItemPool)
                 self._pool = pool
+                if self._cancelled.is_set():  # while they started; the next call gets them
+                    raise _NoMoreWanted
                 with explaining_few_descriptors(pool.size):
                     self._run_on(pool)
         except _NoMoreWanted:
@@ -149,6 +151,11 @@ class ItemRun:
     def _end_call(self, error: BaseException | None) -> None:
         self._bar.end()  # before the error is printed
         self.outcomes.put(error)
+
+    @property
+    def has_workers(self) -> bool:
+        """True once they have started."""
+        return self._pool is not None
 
     def cancel(self) -> None:
         """Makes the run end soon; its workers are killed in the middle of their items."""

@@ -30,7 +30,7 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, ReaderDied, WorkerDied
 from nanotf.machine import topology
-from nanotf.pool import stalls
+from nanotf.pool import interrupts, stalls
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.pool import Delivery
 from nanotf.pool.starts import START_TRIES, started
@@ -341,10 +341,12 @@ class BatchReaders:
         if self._owner != os.getpid():  # after a fork, the readers belong to the parent
             return
         with self._lock:
-            self._closing = True
-            if self._pool is not None:
-                self._pool.post(messages.Woken())
-        self._thread.join(END_SECONDS)
+            self._closing, pool = True, self._pool
+            if pool is not None:
+                pool.post(messages.Woken())
+        if pool is not None:  # else the thread kills the processes once they have started
+            with interrupts.held_back():
+                interrupts.wait_for(self._thread, END_SECONDS)
         self._fail(ended())
         self._published.clear()  # TensorFlow keeps what it has read from for a while
         self._pool = self._failure = None

@@ -22,6 +22,7 @@ from nanotf.region import context
 from nanotf.sagemaker.smp import rank_groups
 from nanotf.sagemaker.smp.config import Config, is_int, load
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
+from nanotf.tracebacks import raising_at_the_call
 
 
 @dataclasses.dataclass
@@ -65,6 +66,7 @@ def mailbox() -> Mailbox:
     return _here.mailbox
 
 
+@raising_at_the_call
 def init(config: dict[str, Any] | None = None) -> None:
     """Begins smp in this process. Call it before any other function of smp.
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1  # between looks at the processes, without output
 _NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then SIGTERM
 _TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
+_MOMENT_SECONDS = 1.0  # for the ranks to end after Ctrl-C; then a line says that they have not yet
 
 
 class RankScript(Protocol):
@@ -150,6 +151,7 @@ class _Ranks:
         self._failed: WorkerDied | None = None
         self._code = 0
         self._is_interrupted = False  # by a signal to this process
+        self._told_at: float | None = None  # when a line says what Ctrl-C does
         self._killing_at: float | None = None  # when SIGKILL follows
         self._terminating_at: float | None = None  # when SIGTERM follows
 
@@ -195,13 +197,20 @@ class _Ranks:
             self._hurry(list(running.values()))
 
     def send(self, number: int) -> None:
-        """Sends a signal to all; after some seconds, SIGKILL."""
+        """Sends a signal to all. SIGKILL follows: after some seconds, or at a second Ctrl-C."""
+        if self._is_interrupted and number == signal.SIGINT:
+            say("the ranks are killed.", sys.stderr)
+            for program in self._programs:
+                program.kill_group()
+            return
         for program in self._programs:
             if program.is_running:
                 program.process.send_signal(number)
-        self._is_interrupted = True
+        self._is_interrupted, now = True, time.monotonic()
+        if number == signal.SIGINT:
+            self._told_at = now + _MOMENT_SECONDS
         if self._killing_at is None:
-            self._killing_at = time.monotonic() + _NEWS_SECONDS + _TERM_SECONDS
+            self._killing_at = now + _NEWS_SECONDS + _TERM_SECONDS
 
     def kill(self) -> None:
         """Kills what is left of the processes and of those that they have started."""
@@ -242,6 +251,9 @@ class _Ranks:
     def _hurry(self, running: list[JobProcess]) -> None:
         """Stops ranks that have not ended by themselves in time after one has failed."""
         now = time.monotonic()
+        if running and self._told_at is not None and now > self._told_at:
+            self._told_at = None
+            say("the ranks have not ended yet. Ctrl-C again kills them.", sys.stderr)
         if self._terminating_at is not None and now > self._terminating_at:
             self._terminating_at = None
             self._killing_at = now + _TERM_SECONDS

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs
+from nanotf.compat import graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import (
     InvalidArgumentError,
@@ -26,10 +26,12 @@ from nanotf.sagemaker.smp import pipeline, replicas, runtime
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
 from nanotf.sagemaker.smp.step_output import StepOutput
+from nanotf.tracebacks import raising_at_the_call
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
 
 
+@raising_at_the_call
 def step(
     function: Callable[..., Any] | None = None,
     *,
@@ -81,6 +83,7 @@ def step(
     slicing.check()
     made = PartitionedStep(function, slicing, options)
 
+    @raising_at_the_call
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return made(*args, **kwargs)
@@ -117,6 +120,8 @@ class PartitionedStep:
         return tf.nest.map_structure(_output, *results)
 
     def _make(self) -> Any:
+        if runtime.is_rank():
+            replacements.install(step_errors.TABLE, None)  # an error then ends it with its reason
         of_body = {name: self._options[name] for name in _OF_BODY if name in self._options}
         whole = runtime.mp_size() == 1
         body = self._allowed()

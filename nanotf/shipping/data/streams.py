@@ -45,6 +45,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
+from nanotf.pool import interrupts
 from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.shipping.data.inputs import (
     check_rows,
@@ -481,7 +482,7 @@ class StreamWriter:
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends the thread; waits at most `seconds` if the user's code keeps it."""
         self.cancel()
-        self._thread.join(seconds)
+        interrupts.wait_for(self._thread, seconds)
         if self._block is not None:
             self._block.discard()
         if not self._thread.is_alive():
