@@ -16,6 +16,7 @@ import os
 import pathlib
 import runpy
 import shlex
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -91,7 +92,7 @@ class Script:
                 f"The script must be a Python file. Received: {self.name} ({kind})."
             )
 
-    def run_as_rank(self) -> None:
+    def run_as_rank(self, rank: int) -> None:
         """Runs the script in this process, a rank. Imports TensorFlow only if an option needs it.
 
         Its exceptions propagate.
@@ -104,6 +105,11 @@ class Script:
         self._set_arguments()
         try:
             self._execute()
+        except KeyboardInterrupt as error:
+            if rank > 0:  # each rank gets it; rank 0 shows where its own was
+                raise SystemExit(128 + signal.SIGINT) from None
+            _show_from(error, _begin_of_script(error))
+            raise
         except BaseException as error:
             _show_from(error, _begin_of_script(error), in_short=True)
             raise

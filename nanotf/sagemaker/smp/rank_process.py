@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     # Registered before the script's handlers, it runs after them.
     atexit.register(mailbox.close)
     runtime.enter(mailbox)
-    order.script.run_as_rank()
+    order.script.run_as_rank(placement.rank)
 
 
 def _write_whole_lines() -> None:

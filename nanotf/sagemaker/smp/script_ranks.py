@@ -47,7 +47,7 @@ _MOMENT_SECONDS = 1.0  # for the ranks to end after Ctrl-C; then a line says tha
 class RankScript(Protocol):
     """A script that ranks can run; picklable."""
 
-    def run_as_rank(self) -> None:
+    def run_as_rank(self, rank: int) -> None:
         """Runs the script in this process, a rank."""
 
 
