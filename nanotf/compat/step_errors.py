@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import functools
 import linecache
-import pathlib
 import traceback
 import types
 from collections.abc import Callable, Iterable
@@ -40,16 +39,17 @@ def users_lines(error: BaseException) -> str:
     The last ones come last; empty if none is the user's.
     """
     source = _source(error)
-    frames: list[traceback.FrameSummary] = list(traceback.extract_tb(source.__traceback__))
+    walked = list(traceback.walk_tb(source.__traceback__))
+    more: list[traceback.FrameSummary] = []
     if (metadata := _of_autograph(source)) is not None:
-        # In place of frames of the converted code, whose files are gone.
-        found = [
+        walked = [(frame, line) for frame, line in walked if not _is_converted(frame)]
+        more = [
             traceback.FrameSummary(f.filename, f.lineno, f.function_name, line=f.code)
             for f in reversed(metadata.translated_stack)
         ]
-        frames = [frame for frame in frames if pathlib.Path(frame.filename).exists()] + found
     elif (noted := _of_step(source)) is not None:
-        frames += noted[1]
+        more = noted[1]
+    frames = [*traceback.StackSummary.extract(iter(walked)), *more]
     users = [frame for frame in frames if _is_users(frame.filename)]
     return "".join(traceback.format_list(users[-_SHOWN:])).rstrip()
 
@@ -64,11 +64,27 @@ def in_short(error: BaseException, begin: types.TracebackType | None) -> str:
         return ""
     calls = "".join(traceback.format_tb(tracebacks.of_users(begin)))
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    return (
-        f"Traceback (most recent call last):\n{calls}{kind}: {reason(error)}\n\n"
-        f"Raised in:\n{users_lines(error)}\n\n"
-        f"{tracebacks.VARIABLE}=full shows the whole traceback."
-    )
+    return f"Traceback (most recent call last):\n{calls}{kind}: {_told(error)}"
+
+
+def reason_first(trace: Callable[[], None]) -> None:
+    """Calls a function that traces code, and puts the reason first in the text of its error.
+
+    AutoGraph's stack, of its converted code, goes from the text and from the traceback.
+    """
+    try:
+        trace()
+    except Exception as error:
+        if _of_autograph(error) is None or tracebacks.shows_whole():
+            raise
+        error.args = (_told(error),)
+        raise error.with_traceback(None)  # noqa: B904 - it is the same error
+
+
+def _told(error: BaseException) -> str:
+    told, code = reason(error).strip(), users_lines(error)
+    hint = f"{tracebacks.VARIABLE}=full shows the whole traceback."
+    return f"{told}\n\nRaised in:\n{code}\n\n{hint}" if code else told
 
 
 def _source(error: BaseException) -> BaseException:
@@ -86,6 +102,11 @@ def _own_reason(error: BaseException) -> str:
         return str(metadata.cause_message).removeprefix(f"{type(error).__name__}: ").strip()
     noted = _of_step(error)
     return str(error).strip() if noted is None else noted[0]
+
+
+def _is_converted(frame: types.FrameType) -> bool:
+    """Returns True for code that AutoGraph has made: its functions share this free variable."""
+    return "ag__" in frame.f_code.co_freevars
 
 
 def _of_autograph(error: BaseException) -> Any:

@@ -15,6 +15,7 @@ from nanotf.compat import (
     keras_metrics,
     keras_optimizers,
     keras_runs,
+    step_errors,
 )
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
@@ -57,7 +58,7 @@ class ModelCall(calls.Call):
         self.data = FitData(model, arguments, calls.STATE_BLOCK + 1, sharding, trains=self.trains)
         known = set(map(id, keras_metrics.metric_state(model)))
         with keras_compiling.scope_of(model):
-            self.build()
+            step_errors.reason_first(self.build)
         # In one process Keras builds these metrics in its first step, too late to reset them before
         # the first epoch: what they hold counts.
         new = {i: v for i, v in enumerate(keras_metrics.metric_state(model)) if id(v) not in known}

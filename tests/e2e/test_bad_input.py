@@ -449,8 +449,10 @@ def _rejection(given: dict[str, Any], **more: Any) -> tuple[str, str]:
     try:
         getattr(model, method)(**arguments)
     except Exception as error:
-        # Without the numbers of layers, which count up, and the addresses of objects.
-        return type(error).__name__, re.sub(r"_\d+|0x[0-9a-f]+", "", str(error))
+        # Without the numbers of layers, which count up, the addresses of objects, and the margin
+        # of a text in a step's frames.
+        text = re.sub(r"_\d+|0x[0-9a-f]+", "", str(error))
+        return type(error).__name__, " ".join(text.split())
     return "", ""
 
 

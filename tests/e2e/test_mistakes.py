@@ -211,6 +211,19 @@ def _exit(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_mean(y_pred, -1)
 
 
+class CallsWrongly(OwnStep):
+    """Its step cannot be traced. The parent traces it: it builds the model."""
+
+    def train_step(self, data: Any) -> Any:
+        return {"loss": tf.reduce_mean(self.out(data[0], unexpected=True))}  # here
+
+
+def _own_step_that_cannot_be_traced() -> None:
+    model = CallsWrongly()
+    model.compile("sgd", CROSSENTROPY)
+    _fit(model)
+
+
 def _exit_in_a_loss() -> None:
     _fit(_model(loss=_exit))
 
@@ -408,6 +421,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     _in_a_lambda_layer: "a bad scale",
     _nan: "the logarithm",
     _in_an_own_step: "too large",
+    _own_step_that_cannot_be_traced: "unexpected",
     _exit_in_a_loss: "SystemExit: 3",
     _out_of_memory: "SIGKILL",
     _in_a_callback: "no such number",
