@@ -17,6 +17,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from nanotf import smp
+from nanotf.compat import step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.keras_optimizers import optimizer_variables
 from nanotf.errors import UnavailableError
@@ -266,6 +267,29 @@ def check_data() -> None:
         raise AssertionError
 
 
+def check_text_of_error() -> None:
+    """What ends a rank tells its reason and the line, not TensorFlow's stacks."""
+    smp.init({"partitions": 2})
+    model = digits(smp.DistributedModel)
+
+    @smp.step
+    def loss(x: Any, y: Any) -> Any:
+        return LOSS(y, model(x, training=True))  # labels out of range
+
+    x, y = next(batches())
+    try:
+        loss(x, y + 100)
+    except tf.errors.InvalidArgumentError as error:
+        lines = step_errors.in_short(error, error.__traceback__).splitlines()
+        assert len(lines) < 30, lines
+        assert lines[-1] == "NANOTF_TRACEBACK=full shows the whole traceback."
+        reason = next(number for number, line in enumerate(lines) if "label value" in line)
+        assert not lines[reason - 1].startswith("Detected at node"), lines
+        assert any(line.endswith("# labels out of range") for line in lines[reason:]), lines
+    else:
+        raise AssertionError
+
+
 def main() -> None:
     smp.init({"partitions": 2})
     expected, _, losses = plain()
@@ -291,6 +315,7 @@ def main() -> None:
     check_errors()
     check_gradients_outside()
     check_data()
+    check_text_of_error()
     print(f"rank {smp.rank()}: done", flush=True)
 
 

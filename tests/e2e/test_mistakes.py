@@ -44,6 +44,15 @@ def _fit(model: Any, x: Any = X, y: Any = Y, **more: Any) -> None:
 
 
 # ------------------------------------------------------------------------- arguments
+def _one_cpu() -> None:
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[:1])
+    try:
+        _fit(_model())  # here
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
 def _typo() -> None:
     _model().fit(X, Y, num_process=2, verbose=0)  # here
 
@@ -252,6 +261,24 @@ def _in_a_callback() -> None:
     _fit(_model(), callbacks=[Looks()])
 
 
+class Exits(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        sys.exit(3)  # here
+
+
+def _exit_in_a_callback() -> None:
+    _fit(_model(), callbacks=[Exits()])
+
+
+class Presses(tf.keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _interrupt() -> None:
+    _fit(_model(), callbacks=[Presses()])  # here
+
+
 class Nested(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         _model().fit(X, Y, num_processes=2, verbose=0)  # here
@@ -396,6 +423,7 @@ def _generator_from_a_loop() -> None:
 
 # The reason, a regular expression, of each mistake.
 MISTAKES: dict[Callable[[], None], str] = {
+    _one_cpu: "num_processes=2",
     _typo: "num_process",
     _word: "num_processes='two'",
     _none: "num_processes=0",
@@ -425,6 +453,8 @@ MISTAKES: dict[Callable[[], None], str] = {
     _exit_in_a_loss: "SystemExit: 3",
     _out_of_memory: "SIGKILL",
     _in_a_callback: "no such number",
+    _exit_in_a_callback: "SystemExit: 3",
+    _interrupt: "KeyboardInterrupt",
     _workers_in_a_callback: "wait for this callback",
     _generator: "row 20",
     _from_generator: "row 20",
@@ -457,8 +487,8 @@ def _printed(mistake: Callable[[], None]) -> tuple[BaseException, str]:
 @pytest.mark.every_case
 def test_reason_and_line(mistake: Callable[[], None]) -> None:
     error, text = _printed(mistake)
-    assert isinstance(error, Exception)
-    assert re.search(MISTAKES[mistake], "\n".join(str(error).splitlines()[:3])), text
+    own = "".join(traceback.format_exception_only(type(error), error))
+    assert re.search(MISTAKES[mistake], "\n".join(own.splitlines()[:3])), text
     named = re.findall(rf'"{re.escape(__file__)}", line (\d+)', text)
     marked = [linecache.getline(__file__, int(line)).partition("  # ")[2] for line in named]
     assert any(comment.startswith("here") for comment in marked), text

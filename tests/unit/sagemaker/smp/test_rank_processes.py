@@ -175,9 +175,41 @@ def test_signals_end_all_ranks(number: signal.Signals, tmp_path: pathlib.Path) -
         assert lines == ["[1] ready\n", "ready\n"]
         ranks_of_run = psutil.Process(process.pid).children()
         process.send_signal(number)
-        text, _ = process.communicate(timeout=60)
+        text, errors = process.communicate(timeout=60)
+        # Rank 0 shows where it was interrupted; the other does not repeat it.
+        assert errors.count("KeyboardInterrupt\n") == (number == signal.SIGINT)
         assert ("cleaned up\n" in text) == ("[1] cleaned up\n" in text) == (number == signal.SIGINT)
         gone, left = psutil.wait_procs(ranks_of_run, timeout=60)
         assert len(gone) == 2 and not left
     expected = -number if number == signal.SIGKILL else 128 + number
     assert process.returncode == expected
+
+
+def test_a_second_interrupt_kills_ranks_that_do_not_end(tmp_path: pathlib.Path) -> None:
+    source = """
+        import time
+        from nanotf import smp
+        smp.init({"partitions": 2})
+        smp.barrier()
+        print("ready")
+        while True:
+            try:
+                time.sleep(0.1)
+            except KeyboardInterrupt:
+                print("stays")
+        """
+    with _started(tmp_path, source, "--smp", "-n", "2") as process:
+        assert process.stdout is not None and process.stderr is not None
+        ready, stays = ({f"{line}\n", f"[1] {line}\n"} for line in ("ready", "stays"))
+        assert {process.stdout.readline() for _ in range(2)} == ready
+        ranks_of_run = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert {process.stdout.readline() for _ in range(2)} == stays
+        told = process.stderr.readline()
+        assert told == "nanotf: the ranks have not ended yet. Ctrl-C again kills them.\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert errors == "nanotf: the ranks are killed.\n"
+        gone, left = psutil.wait_procs(ranks_of_run, timeout=60)
+        assert len(gone) == 2 and not left
+    assert process.returncode == 128 + signal.SIGKILL
