@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 VARIABLE = "NANOTF_TRACEBACK"  # "full": errors have all frames, workers' tracebacks and logs
 _OWN = pathlib.Path(__file__).parent
-_BENEATH = ("tensorflow", "keras", "tf_keras")
+_BENEATH = ("tensorflow", "keras", "tf_keras", "cloudpickle", "optuna")  # nanotf calls them
 _STANDARD = pathlib.Path(sysconfig.get_path("stdlib"))
 _SITES = ("site-packages", "dist-packages")  # folders in it that are not Python's
 
@@ -68,7 +68,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def of_users(found: types.TracebackType | None) -> types.TracebackType | None:
-    """Returns a traceback without the frames of nanotf, TensorFlow and Keras.
+    """Returns a traceback without the frames of nanotf and of what it calls.
 
     A frame of Python's own library stays if the user's code has called it.
     """
@@ -87,7 +87,7 @@ def of_users(found: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def is_library(filename: str) -> bool:
-    """Returns True for a file of nanotf, or of TensorFlow or Keras if it filters its own frames."""
+    """Returns True for a file of nanotf or beneath, unless TensorFlow shows its own frames."""
     return is_nanotfs(filename) or (_filters() and is_beneath(filename))
 
 
@@ -103,7 +103,7 @@ def is_nanotfs(filename: str) -> bool:
 
 
 def is_beneath(filename: str) -> bool:
-    """Returns True for a file of TensorFlow or Keras."""
+    """Returns True for a file of a package that nanotf calls."""
     path = pathlib.Path(filename)
     files = [getattr(sys.modules.get(name), "__file__", None) for name in _BENEATH]
     return any(path.is_relative_to(pathlib.Path(f).parent) for f in files if f is not None)

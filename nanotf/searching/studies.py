@@ -61,6 +61,32 @@ def log_level(verbose: Any) -> Iterator[None]:
         logging.set_verbosity(level)
 
 
+class JournalLock:
+    """The right to write a journal, with the methods of Optuna's locks.
+
+    The kernel releases it when its holder is killed, as workers are after an error or Ctrl-C. Of
+    Optuna's own locks, others would wait for 30 s.
+
+    Args:
+        path: the file that stands for it.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._held: files.Lock | None = None  # by the thread that the storage lets write
+
+    def acquire(self) -> bool:
+        """Waits until nobody else has it."""
+        self._held = files.Lock(self._path, waits=True)
+        return True
+
+    def release(self) -> None:
+        """Lets others have it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+
 @contextlib.contextmanager
 def storage_for(given: Any) -> Iterator[Any]:
     """Opens a storage that worker processes can open, too.
@@ -77,8 +103,9 @@ def storage_for(given: Any) -> Iterator[Any]:
     optuna = require_optuna()
     if given is None:
         with tempfile.TemporaryDirectory(prefix="nanotf-search-") as folder:
-            path = str(pathlib.Path(folder, "journal.log"))
-            backend = optuna.storages.journal.JournalFileBackend(path)
+            path = pathlib.Path(folder, "journal.log")
+            lock = JournalLock(path.with_name("lock"))
+            backend = optuna.storages.journal.JournalFileBackend(str(path), lock)
             yield optuna.storages.JournalStorage(backend)
     elif isinstance(given, optuna.storages.InMemoryStorage):
         raise _refused("an InMemoryStorage", "other processes cannot read it")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -249,3 +251,14 @@ def test_one_search_at_a_time(where: str) -> None:
             with studies.sole_search(study), studies.sole_search(study):
                 assert study.user_attrs[studies.SEARCH] == studies.this_process()
             assert study.user_attrs[studies.SEARCH] is None
+
+
+def test_a_killed_worker_releases_the_journal(tmp_path: pathlib.Path) -> None:
+    lock = studies.JournalLock(tmp_path / "lock")
+    child = os.fork()
+    if child == 0:
+        lock.acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert lock.acquire()  # Optuna's own lock is released 30 s later
+    lock.release()
