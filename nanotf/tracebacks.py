@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -19,7 +20,15 @@ _SITES = ("site-packages", "dist-packages")  # folders in it that are not Python
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_in_worker = False
+
+@dataclasses.dataclass
+class _ThisProcess:
+    """How this process shows errors."""
+
+    is_worker: bool = False  # `enter_worker` sets it
+
+
+_here = _ThisProcess()
 
 
 def enter_worker() -> None:
@@ -27,8 +36,7 @@ def enter_worker() -> None:
 
     Its errors bring them to the parent, in `WorkerError.remote_traceback`.
     """
-    global _in_worker
-    _in_worker = True
+    _here.is_worker = True
 
 
 def shows_whole() -> bool:
@@ -47,7 +55,7 @@ def raising_at_the_call(function: _Function) -> _Function:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            if not _in_worker and not shows_whole():
+            if not _here.is_worker and not shows_whole():
                 for each in _chain(error):
                     each.__traceback__ = of_users(each.__traceback__)
                 if sys.version_info < (3, 11):  # a bare `raise` would bring all frames back

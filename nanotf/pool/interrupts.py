@@ -11,6 +11,7 @@ Only the main thread gets interrupts, and only it writes this module's variables
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import sys
@@ -25,9 +26,17 @@ from nanotf.console import say
 MOMENT_SECONDS = 1.0  # of waiting, after which a line says so
 POLL_SECONDS = 0.05  # between looks for a second Ctrl-C
 
-_presses = 0  # of Ctrl-C, the one included that ends the call, in the outermost `held_back`
-_holds = False  # whether there is one
-_told = False  # whether it has printed its line
+
+@dataclasses.dataclass
+class _Cleanup:
+    """The outermost `held_back`, if there is one."""
+
+    holds: bool = False  # whether there is one
+    presses: int = 0  # of Ctrl-C, including the one that ends the call
+    told: bool = False  # whether it has printed its line
+
+
+_now = _Cleanup()
 
 
 @contextlib.contextmanager
@@ -38,19 +47,17 @@ def held_back() -> Iterator[None]:
     one interrupts it. If something else has ended the call, `KeyboardInterrupt` follows the
     context.
     """
-    global _presses, _holds, _told
     before: Any = signal.getsignal(signal.SIGINT)
     # A handler that is not Python's is None.
-    if not _is_main_thread() or _holds or not callable(before):
+    if not _is_main_thread() or _now.holds or not callable(before):
         yield
         return
     begun = isinstance(sys.exc_info()[1], KeyboardInterrupt)
-    _presses, _holds, _told = int(begun), True, False
+    _now.holds, _now.presses, _now.told = True, int(begun), False
 
     def hold(number: int, frame: FrameType | None) -> None:
-        global _presses
-        _presses += 1
-        if _presses > 2:
+        _now.presses += 1
+        if _now.presses > 2:
             before(number, frame)
 
     signal.signal(signal.SIGINT, hold)
@@ -58,8 +65,8 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        lost, _presses, _holds = _presses > 0 and not begun, 0, False
-    if lost:
+        _now.holds = False
+    if _now.presses > 0 and not begun:
         before(signal.SIGINT, None)
 
 
@@ -75,7 +82,7 @@ def finish(work: Callable[[], None], name: str) -> bool:
     Raises:
         BaseException: What it raised.
     """
-    if not _is_main_thread() or not _holds:
+    if not _is_main_thread() or not _now.holds:
         work()
         return True
     raised: list[BaseException] = []
@@ -104,19 +111,18 @@ def wait_for(thread: threading.Thread, seconds: float) -> bool:
     Returns:
         True if it has ended. False if the time has passed, or after a second Ctrl-C.
     """
-    global _told
-    if not _is_main_thread() or not _holds:
+    if not _is_main_thread() or not _now.holds:
         thread.join(seconds)
         return not thread.is_alive()
     began = time.monotonic()
     while thread.is_alive() and (waited := time.monotonic() - began) < seconds:
-        if _presses > 1:
-            if not _told:
+        if _now.presses > 1:
+            if not _now.told:
                 say("the call ends at once. Its workers were killed.", sys.stderr)
-            _told = True
+            _now.told = True
             return False
-        if waited > MOMENT_SECONDS and not _told:
-            _told = True
+        if waited > MOMENT_SECONDS and not _now.told:
+            _now.told = True
             say("ending the call. Ctrl-C again ends it at once.", sys.stderr)
         thread.join(min(POLL_SECONDS, seconds - waited))
     return not thread.is_alive()

@@ -78,7 +78,7 @@ class Unprintable:
 def test_whole_tracebacks(in_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the user asks for them, and in a worker, whose errors bring them to the parent."""
     if in_worker:
-        monkeypatch.setattr(tracebacks, "_in_worker", False)
+        monkeypatch.setattr(tracebacks._here, "is_worker", False)
         tracebacks.enter_worker()
     else:
         monkeypatch.setenv(tracebacks.VARIABLE, "full")

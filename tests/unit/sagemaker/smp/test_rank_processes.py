@@ -187,16 +187,14 @@ def test_signals_end_all_ranks(number: signal.Signals, tmp_path: pathlib.Path) -
 
 def test_a_second_interrupt_kills_ranks_that_do_not_end(tmp_path: pathlib.Path) -> None:
     source = """
-        import time
+        import signal
         from nanotf import smp
+        signal.signal(signal.SIGINT, lambda number, frame: print("stays"))
         smp.init({"partitions": 2})
         smp.barrier()
         print("ready")
         while True:
-            try:
-                time.sleep(0.1)
-            except KeyboardInterrupt:
-                print("stays")
+            signal.pause()
         """
     with _started(tmp_path, source, "--smp", "-n", "2") as process:
         assert process.stdout is not None and process.stderr is not None
