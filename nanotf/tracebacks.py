@@ -23,7 +23,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclasses.dataclass
 class _ThisProcess:
-    """How this process shows errors."""
+    """The kind of this process, which decides how it shows errors."""
 
     is_worker: bool = False  # `enter_worker` sets it
 

@@ -268,7 +268,7 @@ def check_data() -> None:
 
 
 def check_text_of_error() -> None:
-    """What ends a rank tells its reason and the line, not TensorFlow's stacks."""
+    """Checks that an error that ends a rank tells its reason and the line, without stacks."""
     smp.init({"partitions": 2})
     model = digits(smp.DistributedModel)
 
