@@ -302,7 +302,7 @@ _ALIKE = 0.8  # `difflib`'s ratio: a letter or two are missing, added or exchang
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that somebody has misspelt, or None if no word is that much alike."""
+    """Returns the known word that was misspelled, or None if no word is that much alike."""
     return next(iter(difflib.get_close_matches(word, list(known), 1, _ALIKE)), None)
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import termios
 from collections.abc import Callable
 
 COLUMNS = 100
+SECONDS = 300.0  # a program prints nothing for so long only if it hangs
 _CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])")
 
 
@@ -98,6 +100,9 @@ def run_in_terminal(script: str, folder: os.PathLike[str], **variables: str) -> 
     try:
         while chunk := _read(ours):
             written += chunk
+    except TimeoutError:
+        process.kill()
+        raise
     finally:
         os.close(ours)
         process.wait()
@@ -107,6 +112,8 @@ def run_in_terminal(script: str, folder: os.PathLike[str], **variables: str) -> 
 
 
 def _read(terminal: int) -> bytes:
+    if not select.select([terminal], [], [], SECONDS)[0]:
+        raise TimeoutError(f"nothing was written for {SECONDS:g} s")
     try:
         return os.read(terminal, 1 << 16)
     except OSError as error:  # Linux's way to say that the last process has closed it

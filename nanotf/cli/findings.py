@@ -331,7 +331,7 @@ def _of_build(facts: Facts, state: shell_state.ShellState | None) -> Iterator[Fi
 def _changes(now: TensorFlowBuild, tuned: TensorFlowBuild) -> Iterator[str]:
     """Yields what TensorFlow would do otherwise in another environment."""
     if tuned.onednn != now.onednn:
-        yield "use oneDNN" if tuned.onednn else "use no oneDNN"
+        yield "use oneDNN" if tuned.onednn else "stop using oneDNN"
     if tuned.threads != now.threads:
         yield f"start {tuned.threads} threads instead of {now.threads}"
     if tuned.bound_threads != now.bound_threads:

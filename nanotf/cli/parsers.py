@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -44,7 +45,8 @@ def explain(error: ArgumentError, command: str, arguments: Sequence[str], parser
         text += f". Received: {printable(shlex.join([*command.split(), *arguments]))}"
     known = set(parser.words())
     given = (argument.partition("=")[0] for argument in arguments)
-    rights = (meant(word, known) for word in given if word not in known)
+    wrong = (word for word in given if word not in known and not pathlib.Path(word).is_file())
+    rights = (meant(word, known) for word in wrong)
     right = next(filter(None, rights), None)
     hint = f" Did you mean `{right}`?" if right else ""
     return f"{text}.{hint} See `{command} --help`."

@@ -31,13 +31,13 @@ def build_facts() -> dict[str, Any]:
     gpus = tf.config.list_physical_devices("GPU")
     tf.config.set_visible_devices([], "GPU")
     tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512)))  # starts all threads
-    threads = psutil.Process().threads()
+    threads = [_allowed_cpus(thread.id) for thread in psutil.Process().threads()]
     return {
         "tensorflow": tf.__version__,
         **_of_keras(),
         "onednn": uses_onednn(),
         "threads": len(threads),
-        "bound_threads": sum(_allowed_cpus(thread.id) < allowed for thread in threads),
+        "bound_threads": sum(cpus < allowed for cpus in threads),
         "allocator": allocator(),
         "gpus": len(gpus),
     }
@@ -55,7 +55,12 @@ def _of_keras() -> dict[str, str]:
 
 
 def _allowed_cpus(thread: int) -> set[int]:
-    return os.sched_getaffinity(thread) if hasattr(os, "sched_getaffinity") else set()
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    try:
+        return os.sched_getaffinity(thread)
+    except ProcessLookupError:  # it has just ended
+        return _allowed_cpus(0)
 
 
 def allocator() -> str:

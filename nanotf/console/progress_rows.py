@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
+import queue
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from nanotf.console.lines import say
-from nanotf.console.screen import screen
+from nanotf.console.screen import TICK_SECONDS, screen
 
+DRAW_SECONDS = 0.1  # between two drawings of a bar that has gone meanwhile
+
+_Outcome = TypeVar("_Outcome")
 _silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default=False)
 
 
@@ -33,7 +35,7 @@ def silent(is_silent: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Shows in this context what takes time; in a log, a line at its beginning.
+    """Shows a status while this context runs. A log gets one line.
 
     Args:
         text: without nanotf's prefix.
@@ -41,12 +43,8 @@ def status(text: str) -> Iterator[None]:
     if _silent.get():
         yield
         return
-    row = _Status(text)
-    screen.add(row)
-    try:
+    with screen.showing(_Status(text)):
         yield
-    finally:
-        screen.remove(row)
 
 
 class _Status:
@@ -54,6 +52,7 @@ class _Status:
 
     def __init__(self, words: str) -> None:
         self._words, self._began = words, time.monotonic()
+        self.logged: float | None = None
 
     def fraction(self) -> float | None:
         return None
@@ -62,19 +61,16 @@ class _Status:
         seconds = time.monotonic() - self._began
         return self._words if seconds < 1 else f"{self._words} ({seconds:.0f} s)"
 
-    def last_text(self) -> str:
-        return ""
-
 
 class ItemBar:
     """Shows the items of a call: how many have ended and how many run, and the time left.
 
-    Any thread may call its methods.
+    The thread that runs the items says what becomes of them; the one that waits for them draws.
 
     Args:
         label: a word for the call.
         verbose: 0 shows nothing, 1 and "auto" a bar, 2 a line for each item that has ended.
-        note: returns what else to say, such as the best value so far; called after each item.
+        note: returns what else to say, such as the best value so far.
         clock: returns seconds.
         before, after: how many items of the whole have ended before, and how many come after.
     """
@@ -89,32 +85,32 @@ class ItemBar:
         after: int = 0,
     ) -> None:
         self.label = label
+        self.logged: float | None = None
         self._make_note, self._note = note, ""
+        self._noted = before  # the items that had ended when the note was made
         self._is_bar, self._has_lines = verbose in (1, "auto"), verbose == 2
         self._clock = clock
         self._before = self._ended = before
         self._total = before + after
         self._failed = 0
-        self._began = self._ended_at = 0.0
+        self._began = 0.0
+        self._has_ended = False
+        self._drawn = -DRAW_SECONDS  # when
         self._running: dict[int, float] = {}  # by item, when it began
         self._spent = 0.0  # seconds of all items that have ended
 
     def begin(self, total: int) -> None:
-        """Begins with no item of a number of items."""
+        """Starts the bar, at 0 of `total` items of this call."""
         self._total += total
         self._began = self._clock()
-        if self._is_bar:
-            screen.add(self)
 
     def item_begins(self, item: int) -> None:
         """Notes that an item runs, for the first time or again."""
         self._running[item] = self._clock()
-        self._change()
 
     def item_is_lost(self, item: int) -> None:
         """Notes that an item does not run any more, and has not ended."""
         self._running.pop(item, None)
-        self._change()
 
     def item_ends(self, item: int, failed: bool = False) -> None:
         """Notes that an item has ended; one that has never run can only fail."""
@@ -123,26 +119,33 @@ class ItemBar:
         self._spent += seconds
         self._ended += 1
         self._failed += failed
-        if self._is_bar:
-            self._note = self._make_note()
-        self._change()
         if self._has_lines:
             how = "failed after" if failed else "took"
-            self._say(f"{self._count()}: item {item} {how} {duration(seconds)}")
+            text = f"{self._count()}: item {item} {how} {duration(seconds)}"
+            screen.print_above(f"{self.label} {text}")
+
+    def wait_for(self, outcomes: queue.SimpleQueue[_Outcome]) -> _Outcome:
+        """Returns the next outcome of the items; shows the bar until it is there."""
+        # Nobody sees a bar that is gone at once, and drawing takes longer than a short item.
+        first = max(0.0, self._drawn + DRAW_SECONDS - time.monotonic())
+        with contextlib.suppress(queue.Empty):
+            return outcomes.get(timeout=first)
+        with self.shown():
+            while True:
+                self._drawn = time.monotonic()
+                with contextlib.suppress(queue.Empty):
+                    return outcomes.get(timeout=TICK_SECONDS)
+                screen.tick()
+
+    def shown(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which the bar is shown, and does not go between two items."""
+        return screen.showing(self) if self._is_bar else contextlib.nullcontext()
 
     def end(self) -> None:
-        """Ends the call. A second time does nothing."""
-        self._ended_at = self._ended_at or self._clock()
-        if self._is_bar:
-            screen.remove(self)
-
-    def _change(self) -> None:
-        if self._is_bar:
-            screen.change(self)
-
-    def _say(self, text: str) -> None:
-        if sys.stderr is not None:
-            say(f"{self.label} {text}", sys.stderr)
+        """Ends the call, and leaves a line. A second time does nothing."""
+        if self._is_bar and not self._has_ended:
+            self._has_ended = True
+            screen.print_last(self, self.last_text())
 
     # ------------------------------------------------------------------------------ as a row
     def fraction(self) -> float:
@@ -158,7 +161,8 @@ class ItemBar:
         return ", ".join([*parts, *self._notes()])
 
     def last_text(self) -> str:
-        seconds = duration(self._ended_at - self._began)
+        """Returns what stays."""
+        seconds = duration(self._clock() - self._began)
         whole = f"{self._count()} in" if self._ended == self._total else f"{self._count()} after"
         return ", ".join([f"{whole} {seconds}", *self._notes()])
 
@@ -168,11 +172,11 @@ class ItemBar:
         Each item counts as long as those that have ended, and the workers that now have an item
         share them. The last items need their own time, however many workers are idle.
         """
-        ended = self._ended - self._before
-        if not ended or not self._running:
+        ended, running = self._ended - self._before, list(self._running.values())
+        if not ended or not running:
             return None
         mean, now = self._spent / ended, self._clock()
-        left = [max(0.0, mean - (now - began)) for began in list(self._running.values())]
+        left = [max(0.0, mean - (now - began)) for began in running]
         waiting = self._total - self._ended - len(left)
         return max((sum(left) + waiting * mean) / len(left), *left)
 
@@ -180,6 +184,11 @@ class ItemBar:
         return f"{self._ended}/{self._total}"
 
     def _notes(self) -> list[str]:
+        if self._noted != self._ended:
+            self._noted = self._ended
+            # A database that cannot be read now ends no call: the note is for people.
+            with contextlib.suppress(Exception):
+                self._note = self._make_note()
         failed = [f"{self._failed} failed"] if self._failed else []
         return [*failed, *([self._note] if self._note else [])]
 

@@ -1,8 +1,8 @@
 """Starts of workers: announced if they take seconds, and tried again if a process dies.
 
 The import of TensorFlow takes seconds; a fork of a process that has imported it does not. So what
-imports it calls `takes_seconds`, in the middle of the start that `announced` has begun, and only
-then does the user read of it. The time is that of the last such start on this machine, which
+imports it calls `takes_seconds`, in the middle of the start that `announced` has begun, which
+then shows a line. The time is that of the last such start on this machine, which
 `nanotf/starts.json` in the user's cache directory keeps.
 """
 
@@ -112,7 +112,7 @@ def announced(count: int, kind: str) -> Iterator[None]:
 
 
 def takes_seconds(why: str) -> None:
-    """Tells the user that the workers of this context take seconds to start, and why not less.
+    """Tells the user that the workers of this context take seconds to start.
 
     Args:
         why: a word by which the time is noted.

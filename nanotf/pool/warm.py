@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
+from nanotf.console import silent
 from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
@@ -166,7 +167,8 @@ def warm_up(
     def start() -> None:
         with _lock:
             if _pool is None or not _pool.is_alive():
-                with contextlib.suppress(NanoError):  # the call that needs them raises it
+                # The call that needs them raises it. The program prints meanwhile.
+                with contextlib.suppress(NanoError), silent(True):
                     _current(plan, transport)
                 _start_idle_timer()
 

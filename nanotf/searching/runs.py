@@ -81,6 +81,7 @@ class SearchRun:
         request = self._request
         first = len(self._study.get_trials(deepcopy=False))
         function, slots = self._function(workers, lock), range(first, first + count)
+        numbers: dict[int, int] = {}  # of trials, by the index of an item
         verbose = 0 if self._verbose == 2 else self._verbose
         left = self._left()
         bar = console.ItemBar(
@@ -92,8 +93,12 @@ class SearchRun:
         )
 
         def number(index: int) -> object:
-            found = studies.number_for(self._study, function.item(slots[index]))
-            return slots[index] if found is None else found
+            if index not in numbers:
+                found = studies.number_for(self._study, function.item(slots[index]))
+                if found is None:  # it prints before its trial has begun
+                    return slots[index]
+                numbers[index] = found
+            return numbers[index]
 
         results = item_call.run_items(
             function,

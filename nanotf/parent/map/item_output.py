@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable
 
 from nanotf.console import STREAMS, pass_on
+from nanotf.console.screen import screen
 
 OUTPUT = ("prefix", "keep", "drop")
 LONGEST = 1 << 16  # characters of a line; a longer one is shown in pieces
@@ -31,6 +32,9 @@ class ItemOutput:
     def end(self, index: int) -> str:
         """Handles that an item has ended, or its worker; returns its output, if that is kept."""
         return ""
+
+    def end_all(self) -> None:
+        """Handles the end of the call: nothing that was printed is lost."""
 
 
 class PassedOnOutput(ItemOutput):
@@ -74,10 +78,16 @@ class PrefixedOutput(ItemOutput):
                 self._show(index, stream, lines.rest())
         return ""
 
+    def end_all(self) -> None:
+        for index in sorted({index for index, _ in self._lines}):
+            self.end(index)
+
     def _show(self, index: int, stream: str, lines: list[str]) -> None:
         if lines:
             name = self._name(index)
-            pass_on(stream, "".join(f"[{name}] {line}".rstrip() + "\n" for line in lines))
+            text = "".join(f"[{name}] {line}".rstrip() + "\n" for line in lines)
+            with screen.above():
+                pass_on(stream, text)
 
 
 def output_of(how: str, name: Callable[[int], object]) -> ItemOutput:

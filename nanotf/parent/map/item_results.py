@@ -30,7 +30,7 @@ class Results(Iterator[Any]):
     """
 
     def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool) -> None:
-        self._run = run
+        self._run, self._bar = run, run.bar
         self._ordered, self._raises = ordered, raises
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
         self._open = set(range(count))  # indices of items without an outcome
@@ -75,9 +75,10 @@ class Results(Iterator[Any]):
         """
         found: dict[int, Any] = {}
         try:
-            while self._passed < self._count:
-                number = self._passed
-                found[number] = next(self)
+            with self._bar.shown():
+                while self._passed < self._count:
+                    number = self._passed
+                    found[number] = next(self)
         except NanoError as error:
             error.results = {**found, **self._ended()}
             raise
@@ -103,6 +104,7 @@ class Results(Iterator[Any]):
 
     def close(self) -> None:
         """Stops the workers if they still have items. No further result comes."""
+        self._bar.end()  # before an error is printed
         if self._passed < self._count:
             with interrupts.held_back():
                 self._passed = self._count
@@ -119,7 +121,7 @@ class Results(Iterator[Any]):
         if self._ordered and self._passed in self._early:
             return self._early.pop(self._passed)
         while True:
-            outcome = self._run.outcomes.get()
+            outcome = self._bar.wait_for(self._run.outcomes)
             if isinstance(outcome, BaseException):
                 is_lost = self._raises or len(self._open) == self._count
                 if is_lost or not isinstance(outcome, Exception):

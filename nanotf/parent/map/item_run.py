@@ -105,7 +105,7 @@ class ItemRun:
     """One call: its items, and the workers that have them.
 
     Args:
-        bar: shows how far it is, and has begun; the run ends it.
+        bar: shows how far it is, and has begun. Who waits for outcomes ends it.
         output: handles what the items print.
 
     Attributes:
@@ -115,7 +115,7 @@ class ItemRun:
 
     def __init__(self, task: Task, policy: Policy, bar: ItemBar, output: ItemOutput) -> None:
         self.task, self.policy = task, policy
-        self._bar, self._output = bar, output
+        self.bar, self._output = bar, output
         self.outcomes: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
         self._waiting = collections.deque(range(len(task.items)))
         self._left = len(task.items)
@@ -149,8 +149,10 @@ class ItemRun:
             self._end_call(None)
 
     def _end_call(self, error: BaseException | None) -> None:
-        self._bar.end()  # before the error is printed
-        self.outcomes.put(error)
+        try:
+            self._output.end_all()
+        finally:
+            self.outcomes.put(error)
 
     @property
     def has_workers(self) -> bool:
@@ -233,7 +235,7 @@ class ItemRun:
     def _finish(self, outcome: Outcome) -> None:
         self._left -= 1
         self._output.end(outcome.index)
-        self._bar.item_ends(outcome.index, outcome.error is not None)
+        self.bar.item_ends(outcome.index, outcome.error is not None)
         self.outcomes.put(outcome)
 
     def _name(self, index: int) -> str:
@@ -280,7 +282,7 @@ class ItemRun:
         contents = orders.ItemOrder(task, item.whole, of_item is not None, seed, *how)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = self._latest[rank] = index
-        self._bar.item_begins(index)
+        self.bar.item_begins(index)
         self._given[rank] += 1
         body, number = pickling.dumps(contents), pool.next_order()
         order = messages.Order(number, body, sizes, self._ends(index), self.task.state)
@@ -330,7 +332,7 @@ class ItemRun:
         self._restarts[index] += 1
         self._waiting.appendleft(index)  # before items that nobody has begun
         self._output.end(index)
-        self._bar.item_is_lost(index)
+        self.bar.item_is_lost(index)
         logger.warning(
             "%s %s is run again: restart %d of %d.",
             died.what,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable
@@ -11,25 +12,24 @@ from typing import Any
 
 import pytest
 from tiny_terminal import TinyScreen
-from waiting import wait_until
 
 from nanotf import console
+from nanotf.console import progress_rows
 from nanotf.console import screen as module
+from nanotf.console.progress_rows import ItemBar
 from nanotf.console.screen import screen
 
 
 class FixedRow:
-    def __init__(self, text: str, last: str = "", done: float | None = None) -> None:
-        self.label, self._text, self._last, self._done = "row", text, last, done
+    def __init__(self, text: str, done: float | None = None) -> None:
+        self.label, self.words, self.done = "row", text, done
+        self.logged: float | None = None
 
     def fraction(self) -> float | None:
-        return self._done
+        return self.done
 
     def text(self) -> str:
-        return self._text
-
-    def last_text(self) -> str:
-        return self._last
+        return self.words
 
 
 class FakeTerminal(io.StringIO):
@@ -54,7 +54,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "DRAW_SECONDS", 0.0)  # drawn at once
 
     def open_terminal() -> FakeTerminal:
         made = FakeTerminal()
@@ -65,120 +64,82 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return open_terminal
 
 
+class Time:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Any:
+def log(monkeypatch: pytest.MonkeyPatch) -> Time:
     """The time of the log, which the test sets."""
-
-    class Time:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
     made = Time()
     monkeypatch.setattr(module, "time", made)
     return made
 
 
-def test_prints_appear_above(opened: Opened) -> None:
+def test_a_row_while_it_is_shown(opened: Opened) -> None:
     terminal = opened()
-    row = FixedRow("2/8", "8/8 in 3 s", 0.25)
-    screen.add(row)
-    assert terminal.shown()[0].startswith("row ━") and terminal.shown()[0].endswith(" 2/8")
-    print("one")
-    print("two", file=sys.stderr)
-    assert terminal.shown()[:2] == ["one", "two"] and terminal.shown()[2].endswith(" 2/8")
-    print("begun", end="")
-    assert terminal.shown() == ["one", "two", "begun"]  # the line is the program's until it ends
-    print(", done")
-    assert terminal.shown()[2] == "begun, done" and len(terminal.shown()) == 4
-    row._done = 1.0
-    screen.remove(row)
-    assert terminal.shown()[3] == f"row {'━' * module.BAR_COLUMNS} 8/8 in 3 s"
-    assert sys.stdout is terminal and sys.stderr is terminal
+    row = FixedRow("2/8", 0.25)
+    with screen.showing(row):
+        assert terminal.shown()[0].startswith("row ━") and terminal.shown()[0].endswith(" 2/8")
+        with screen.above():
+            print("one")
+            print("two", file=sys.stderr)
+        assert terminal.shown()[:2] == ["one", "two"] and terminal.shown()[2].endswith(" 2/8")
+        row.words = "3/8"
+        assert terminal.shown()[2].endswith(" 2/8")
+        screen.tick()
+        assert terminal.shown()[2].endswith(" 3/8") and len(terminal.shown()) == 3
+        with screen.showing(row):
+            pass
+        assert len(terminal.shown()) == 3  # it stays with the first context
+    assert terminal.shown() == ["one", "two"]
+    row.done = 1.0
+    screen.print_last(row, "8/8 in 3 s")
     print("after")
-    assert terminal.shown()[4:] == ["after"]
+    last = f"row {'━' * module.BAR_COLUMNS} 8/8 in 3 s"
+    assert terminal.shown() == ["one", "two", last, "after"]
+    assert sys.stdout is terminal and sys.stderr is terminal
 
 
-def test_a_bar_of_the_program(opened: Opened) -> None:
-    """Keras draws its line again and again."""
+def test_a_record_of_nanotfs_logger(opened: Opened) -> None:
     terminal = opened()
-    row = FixedRow("2/8", "8/8")
-    screen.add(row)
-    for step in range(3):
-        sys.stdout.write("\b" * 4 + f"\r{step}/3")
-    assert terminal.shown() == ["2/3"]
-    sys.stdout.write("\n")
-    screen.remove(row)
-    assert terminal.shown()[0] == "2/3" and len(terminal.shown()) == 2
-
-
-def test_threads_do_not_share_a_line(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = opened()
-
-    def print_in_thread(text: str) -> None:
-        thread = threading.Thread(target=print, args=(text,))
-        thread.start()
-        thread.join()
-
-    row = FixedRow("2/8")
-    screen.add(row)
-    print("begun", end="")
-    print_in_thread("other")
-    print(", done")
-    assert terminal.shown()[:2] == ["begun, done", "other"] and len(terminal.shown()) == 3
-    monkeypatch.setattr(module, "OPEN_SECONDS", 0.0)
-    print("a prompt", end="")
-    print_in_thread("another")
-    wait_until(lambda: "another" in terminal.shown(), "the line is ended")
-    print("and more", end="")
-    print_in_thread("last")
-    screen.remove(row)
-    assert terminal.shown()[2:] == ["a prompt", "another", "and more", "last"]
+    with screen.showing(FixedRow("2/8")):
+        console.logger.warning("worker 0 died")
+        assert not any("2/8" in line for line in terminal.shown())
+        screen.tick()
+        assert terminal.shown()[-1].endswith(" 2/8")
 
 
 def test_a_narrow_terminal(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     terminal = opened()
-    row = FixedRow("2/8, 2 running, and much else", "8/8, and much else", 0.5)
-    screen.add(row)
-    print("printed " * 10)
-    assert terminal.shown()[1].startswith("row ━") and terminal.shown()[1].endswith(
-        " 2/8, 2 running,"
-    )
-    screen.remove(row)
-    assert terminal.shown()[1].endswith(" 8/8, and much e")
+    with screen.showing(FixedRow("2/8, 2 running, and much else", 0.5)):
+        (shown,) = terminal.shown()
+        assert shown.startswith("row ━") and shown.endswith(" 2/8, 2 running,")
 
 
 def test_several_rows(opened: Opened) -> None:
-    """One that ends leaves the others, and no line of a row stays between what is printed."""
+    """One that ends leaves the others."""
     terminal = opened()
-    first, second = FixedRow("first", "first ended"), FixedRow("second")
-    screen.add(first)
-    screen.add(second)
-    print("printed")
-    assert [line.split()[-1] for line in terminal.shown()] == ["printed", "first", "second"]
-    screen.remove(second)
-    assert [line.split()[-1] for line in terminal.shown()] == ["printed", "first"]
-    screen.add(second)
-    screen.remove(first)
-    assert [line.split()[-1] for line in terminal.shown()] == ["printed", "ended", "second"]
-    print("again")
-    assert [line.split()[-1] for line in terminal.shown()][2:] == ["again", "second"]
-    screen.remove(second)
-    assert terminal.shown()[2:] == ["again"]
+    with screen.showing(FixedRow("first")):
+        with screen.showing(FixedRow("second")):
+            with screen.above():
+                print("printed")
+            words = [line.split()[-1] for line in terminal.shown()]
+            assert words == ["printed", "first", "second"]
+        assert [line.split()[-1] for line in terminal.shown()] == ["printed", "first"]
+    assert terminal.shown() == ["printed"]
 
 
-def test_a_row_is_drawn_again_and_again(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_takes_the_row_away(opened: Opened) -> None:
     terminal = opened()
-    monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
-    row = FixedRow("0 s")
-    screen.add(row)
-    row._text = "1 s"  # nobody says so
-    wait_until(lambda: terminal.shown()[0].endswith("1 s"), "a tick")
-    screen.remove(row)
+    with pytest.raises(KeyboardInterrupt), screen.showing(FixedRow("2/8")):
+        raise KeyboardInterrupt
+    screen.tick()
     assert terminal.shown() == []
-    assert not [t for t in threading.enumerate() if t.name == "nanotf-screen"]
 
 
 def test_a_terminal_that_goes(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,97 +149,78 @@ def test_a_terminal_that_goes(opened: Opened, monkeypatch: pytest.MonkeyPatch) -
     def fail(text: str) -> int:
         raise OSError(5, "Input/output error")
 
-    row = FixedRow("2/8", "8/8")
-    screen.add(row)
-    monkeypatch.setattr(terminal, "write", fail)
-    screen.change(row)
-    screen.remove(row)
-    assert sys.stderr is terminal
-
-
-def test_what_the_program_puts_in_place_of_a_stream_stays(
-    opened: Opened,
-) -> None:
-    terminal = opened()
     row = FixedRow("2/8")
-    screen.add(row)
-    mine = io.StringIO()
-    sys.stdout = mine
-    screen.remove(row)
-    assert sys.stdout is mine and sys.stderr is terminal
+    with screen.showing(row):
+        monkeypatch.setattr(terminal, "write", fail)
+        screen.tick()
+        screen.print_above("a line")
+    screen.print_last(row, "8/8")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_leaves_the_rows_to_its_parent(opened: Opened) -> None:
     terminal = opened()
-    row = FixedRow("2/8")
-    screen.add(row)
     reader, writer = os.pipe()
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with screen.lock:
+        with screen.above():
             held.set()
             done.wait()
 
-    drawing = threading.Thread(target=hold)  # which the child does not have
-    drawing.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        before = terminal.getvalue()
-        print("in the child")
-        screen.remove(row)
-        os.write(writer, terminal.getvalue().removeprefix(before).encode())
-        os._exit(0)
-    done.set()
-    drawing.join()
+    with screen.showing(FixedRow("2/8")):
+        drawing = threading.Thread(target=hold)  # which the child does not have
+        drawing.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            before = terminal.getvalue()
+            screen.tick()
+            print("in the child")
+            os.write(writer, terminal.getvalue().removeprefix(before).encode())
+            os._exit(0)
+        done.set()
+        drawing.join()
     os.close(writer)
     assert os.read(reader, 1000) == b"in the child\n"
     os.close(reader)
     os.waitpid(child, 0)
-    screen.remove(row)
 
 
-def test_a_log(log: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log(log: Time, capsys: pytest.CaptureFixture[str]) -> None:
     """It has the first line, the last, and few between them."""
-    row = FixedRow("0/8", "8/8 in 23 s")
-    screen.add(row)
-    row._text = "1/8"
-    for second in range(1, 24):
+    row = FixedRow("0/8")
+    for second in range(24):  # a program that waits again and again
         log.now = float(second)
-        screen.change(row)
-        row._text = f"{second}/8"
-    screen.remove(row)
+        row.words = f"{second}/8"
+        with screen.showing(row):
+            screen.tick()
+    screen.print_last(row, "8/8 in 23 s")
     said = capsys.readouterr()
-    expected = ["row 0/8", "row 9/8", "row 19/8", "row 8/8 in 23 s"]
+    expected = ["row 0/8", "row 10/8", "row 20/8", "row 8/8 in 23 s"]
     assert (said.out, said.err.splitlines()) == ("", [f"nanotf: {line}" for line in expected])
 
 
 @pytest.mark.parametrize("why", ["TERM", "rich"])
 def test_a_terminal_without_rows(opened: Opened, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = opened()
     if why == "TERM":
         monkeypatch.setenv("TERM", "dumb")
     else:
         monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    terminal = opened()
     with console.status("starting 2 workers"):
         print("printed")
     assert terminal.getvalue() == "nanotf: starting 2 workers\nprinted\n"
 
 
-def test_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_no_stderr(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
     with console.status("starting 2 workers"):
-        assert screen._place is None
-
-
-def test_a_stderr_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    with console.status("starting 2 workers"):
-        pass
+        screen.tick()
+        screen.print_above("a line")
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,3 +237,32 @@ def test_a_status_on_a_terminal_goes(opened: Opened) -> None:
         assert terminal.shown()[0].endswith("starting 2 workers, about 5 s, once")
         assert terminal.shown()[0].startswith("nanotf: ")
     assert terminal.shown() == []
+
+
+def test_a_bar_is_shown_while_somebody_waits(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = opened()
+    monkeypatch.setattr(progress_rows, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(progress_rows, "DRAW_SECONDS", 0.0)
+    outcomes: queue.SimpleQueue[int] = queue.SimpleQueue()
+    bar = ItemBar("map", 1, note=lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    bar.begin(2)
+    ticks = iter(range(3))
+    tick = screen.tick
+
+    def work() -> None:
+        tick()
+        assert terminal.shown()[-1].startswith("map ━")
+        if next(ticks, None) is None and outcomes.empty():
+            bar.item_ends(0)
+            outcomes.put(7)
+
+    monkeypatch.setattr(screen, "tick", work)
+    bar.item_begins(0)
+    assert bar.wait_for(outcomes) == 7
+    assert terminal.shown() == []  # the program may print
+    bar.end()
+    bar.end()
+    (line,) = terminal.shown()
+    assert line.startswith("map ━") and " 1/2 after " in line
