@@ -174,10 +174,10 @@ class Call:
             finally:
                 clock.done = timing.now()
             self.collect()
-        except BaseException:
+        except BaseException as error:
             # A process forked by a callback may end here. It owns nothing of the call.
             if workers.owner == os.getpid():
-                with interrupts.held_back():
+                with interrupts.held_back(error):
                     self._give_up(blocks)
             raise
         self._clear(blocks, streams.STOP_SECONDS)

@@ -25,6 +25,7 @@ from nanotf.parent import calls, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.reading.fit_data import FitData, Stream
+from nanotf.pool import interrupts
 from nanotf.shipping import orders, summaries
 from nanotf.shipping.objects import heap, identities
 from nanotf.shipping.state import SharedVariables, StateLayout
@@ -56,6 +57,13 @@ class ModelCall(calls.Call):
         self.model = model
         self.arguments = arguments
         self.data = FitData(model, arguments, calls.STATE_BLOCK + 1, sharding, trains=self.trains)
+        # Keras's `except:` would swallow Ctrl-C, and a half-built metric ends all later calls.
+        with interrupts.deferred():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Builds the model, and looks at the code of its step."""
+        model = self.model
         known = set(map(id, keras_metrics.metric_state(model)))
         with keras_compiling.scope_of(model):
             step_errors.reason_first(self.build)
@@ -79,7 +87,7 @@ class ModelCall(calls.Call):
         )
         self.held = [self.numbered[number] for number in self.captured]
         self.variables = own + self.held
-        self.layout = StateLayout.of(self.variables, size)
+        self.layout = StateLayout.of(self.variables, self.size)
         self.clock.prepared = timing.now()
 
     def build(self) -> None:

@@ -252,9 +252,10 @@ def _start(
 def _spawn(
     command: list[str], environ: Mapping[str, str], fd: int, log: WorkerLog
 ) -> subprocess.Popen[bytes]:
-    # The child inherits the mask: no SIGINT reaches it before it handles SIGINT itself.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a pending Ctrl-C interrupts here
     try:
+        # The child inherits the mask: no SIGINT reaches it before it handles SIGINT itself.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # A separate session: only the parent gets Ctrl-C from the terminal.
         return subprocess.Popen(
             command,

@@ -40,34 +40,70 @@ _now = _Cleanup()
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def held_back(error: BaseException | None = None) -> Iterator[None]:
     """Holds Ctrl-C back in this context, for the cleanup of a call that already fails.
 
     The first does not interrupt the cleanup; the second ends its waits (`wait_for`), any further
     one interrupts it. If something else has ended the call, `KeyboardInterrupt` follows the
     context.
+
+    Args:
+        error: what has ended the call, if an exception has.
     """
-    before: Any = signal.getsignal(signal.SIGINT)
-    # A handler that is not Python's is None.
-    if not _is_main_thread() or _now.holds or not callable(before):
+    begun = isinstance(error, KeyboardInterrupt)
+    before = _interrupting_handler()
+    if before is None or _now.holds:
         yield
         return
-    begun = isinstance(sys.exc_info()[1], KeyboardInterrupt)
-    _now.holds, _now.presses, _now.told = True, int(begun), False
 
     def hold(number: int, frame: FrameType | None) -> None:
         _now.presses += 1
         if _now.presses > 2:
             before(number, frame)
 
-    signal.signal(signal.SIGINT, hold)
     try:
+        _now.holds, _now.presses, _now.told = True, int(begun), False
+        signal.signal(signal.SIGINT, hold)
+        yield
+    finally:
+        _now.holds = False
+        signal.signal(signal.SIGINT, before)
+    if _now.presses > 0 and not begun:
+        before(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Lets the first Ctrl-C interrupt after this context; the second interrupts at once.
+
+    For code of Keras that an exception would leave half done for good, or that swallows
+    `KeyboardInterrupt` by a bare `except:`.
+    """
+    before = _interrupting_handler()
+    if before is None or _now.holds:
+        yield
+        return
+    presses = 0
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            before(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, hold)
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        _now.holds = False
-    if _now.presses > 0 and not begun:
+    if presses > 0:
         before(signal.SIGINT, None)
+
+
+def _interrupting_handler() -> Any:
+    """Returns Python's handler of SIGINT; None if there is none, or not in this thread."""
+    found = signal.getsignal(signal.SIGINT)
+    return found if _is_main_thread() and callable(found) else None
 
 
 def finish(work: Callable[[], None], name: str) -> bool:

@@ -120,8 +120,8 @@ class Pool:
                     )
                 self._crew.start()
                 self._prepare(self.workers, state)
-        except BaseException:
-            with interrupts.held_back():
+        except BaseException as error:
+            with interrupts.held_back(error):
                 self.kill()
             raise
 
@@ -379,6 +379,7 @@ class Pool:
             return
         self.kill_workers()
         if not self._left:
+            self._left = True  # also if this is interrupted: a thread frees it then
             self._left = not interrupts.finish(self._free, "nanotf-end")
 
     def kill_workers(self) -> None:

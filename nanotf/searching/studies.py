@@ -77,6 +77,7 @@ class JournalLock:
 
     def acquire(self) -> bool:
         """Waits until nobody else has it."""
+        self.release()  # Ctrl-C may have kept Optuna from it
         self._held = files.Lock(self._path, waits=True)
         return True
 

@@ -59,8 +59,8 @@ class Results(Iterator[Any]):
             if outcome.error is not None and self._raises:
                 raise outcome.error
             value = outcome.error if outcome.error is not None else _result(outcome)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._end(error)
             raise
         if self._passed == self._count:
             self.close()  # the pool is free when the last result is there
@@ -99,19 +99,20 @@ class Results(Iterator[Any]):
     def __enter__(self) -> Results:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, *_: Any) -> None:
+        self._end(error)
 
     def close(self) -> None:
         """Stops the workers if they still have items. No further result comes."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
         self._bar.end()  # before an error is printed
         if self._passed < self._count:
-            with interrupts.held_back():
+            with interrupts.held_back(error):
                 self._passed = self._count
                 self._stop()
-                if (
-                    self._run.has_workers
-                ):  # else it waits for them, and leaves them to the next call
+                if self._run.has_workers:  # else it waits for them, for the next call
                     interrupts.wait_for(self._thread, END_SECONDS)
         else:
             self._stop.detach()

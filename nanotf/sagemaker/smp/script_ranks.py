@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -199,9 +199,11 @@ class _Ranks:
     def send(self, number: int) -> None:
         """Sends a signal to all. SIGKILL follows: after some seconds, or at a second Ctrl-C."""
         if self._is_interrupted and number == signal.SIGINT:
-            say("the ranks are killed.", sys.stderr)
             for program in self._programs:
                 program.kill_group()
+            # A signal handler calls this: it may have interrupted another print.
+            with suppress(OSError, RuntimeError):
+                say("the ranks are killed.", sys.stderr)
             return
         for program in self._programs:
             if program.is_running:

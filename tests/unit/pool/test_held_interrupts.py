@@ -31,8 +31,8 @@ def _after(error: type[BaseException], cleanup: Callable[[], object]) -> None:
     """Runs a cleanup after an error, and raises the error."""
     try:
         raise error
-    except BaseException:
-        with interrupts.held_back():
+    except BaseException as caught:
+        with interrupts.held_back(caught):
             cleanup()
         raise
     finally:
@@ -108,6 +108,35 @@ def test_the_first_interrupt_follows_the_cleanup_after_another_error() -> None:
         _after(ValueError, cleanup)
     assert isinstance(caught.value.__context__, ValueError)
     assert done == ["the rest"]
+
+
+def test_a_press_in_the_users_own_cleanup_is_not_lost() -> None:
+    """It is another one than that which the user's code handles."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+            _press()
+
+
+def test_a_press_is_deferred() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        try:
+            _press()
+        except:  # noqa: E722 - as in Keras
+            done.append("swallowed")
+        done.append("whole")
+    assert done == ["whole"]
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        _press()
+        _press()
+        done.append("not this")
+    assert done == ["whole"]
+    with pytest.raises(ZeroDivisionError), interrupts.deferred():
+        _press()
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_line_tells_that_it_takes_more_than_a_moment(
