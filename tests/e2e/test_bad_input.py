@@ -18,7 +18,7 @@ from nanotf import errors
 from nanotf.collectives import native_library
 from nanotf.compat.versions import is_keras_3, keras_version
 from nanotf.keras import Model, Sequential, nano
-from nanotf.parent.map import mapping
+from nanotf.parent.map import item_call
 from nanotf.parent.where import Where
 from nanotf.pool import backends, transports
 from nanotf.shipping.data.pipelines import SHARDINGS
@@ -149,7 +149,7 @@ def test_several_workers_need_the_native_library(
     )
     _assert_refused({name: (call, errors.NanoError, text) for name, call in calls.items()})
     assert Where.of(2, transport="grpc").plan("fit") is not None
-    assert mapping._plan(2, None, None, 2).size == 2
+    assert item_call._plan(2, None, None, 2).size == 2
 
 
 def test_endless_data() -> None:
