@@ -115,7 +115,8 @@ class Accelerated:
                 and times its steps. It tries numbers of workers before the next epoch if that is
                 expected to take no longer than a tenth of what they can save, at best, of the time
                 that is left: left * (1 - 1 / n) / 10 with n workers, their start included. Then the
-                fastest trains the rest. What an earlier call measured is used at once.
+                fastest trains the rest. A call like one that was measured has the fastest from its
+                first epoch on. With `resume`, the first such call trains in this process alone.
             transport: "shm", "grpc" or None, default None, which is "shm". Workers exchange
                 gradients through shared memory or through TensorFlow's gRPC.
             cores_per_process: int or None, default None, the number of cores of each worker. None

@@ -121,7 +121,7 @@ def fit(
         auto.end()
         return history
     try:
-        return train(*auto.rest(over), *over.choice)
+        return train(*auto.rest(over.epoch, over.choice.number), *over.choice)
     except UndividedError as error:  # before any process started
         with_workers.warn_undivided(error)
-        return train(*auto.rest_here(over), 1, ())
+        return train(*auto.rest(over.epoch, 1), 1, ())

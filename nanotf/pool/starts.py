@@ -122,7 +122,7 @@ def takes_seconds(why: str) -> None:
 
 
 def last_seconds(why: str) -> float | None:
-    """Returns how long the last start took that took seconds; None if nobody has noted it.
+    """Returns the seconds of the last start that was noted under a word; None if none was.
 
     Args:
         why: as in `takes_seconds`.

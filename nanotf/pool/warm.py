@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
+import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from nanotf.console import silent
+from nanotf.console import logger, silent
 from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
@@ -182,34 +184,45 @@ def start_within(plan: AnyPlan, transport: str, seconds: float) -> bool:
         False if it was not ready in time. It then ends as soon as it is, in the background.
 
     Raises:
-        NanoError: The workers cannot be started.
+        Exception: The workers cannot be started, such as a `NanoError`.
     """
-    failed: list[NanoError] = []
-    given_up = threading.Event()
+    failed: list[Exception] = []
+    verdict: list[bool] = []
+    deciding = threading.Lock()
+
+    def is_in_time(mine: bool) -> bool:
+        """Returns what the first caller has said."""
+        with deciding:
+            if not verdict:
+                verdict.append(mine)
+            return verdict[0]
 
     def start() -> None:
         with _lock:
             try:
                 _current(plan, transport)
-            except NanoError as error:
+            except Exception as error:
                 failed.append(error)
-            if given_up.is_set() or failed:
+            in_time = is_in_time(True)
+            if failed and not in_time:
+                logger.info("A start that nobody waited for has failed: %s", failed[0])
+            if failed or not in_time:
                 shutdown()
             else:
                 _start_idle_timer()
 
-    thread = threading.Thread(target=start, name="nanotf-start", daemon=True)
+    # In a copy of this context: it says whether the user wants to see a line.
+    target = functools.partial(contextvars.copy_context().run, start)
+    thread = threading.Thread(target=target, name="nanotf-start", daemon=True)
     thread.start()
     try:
         thread.join(max(0.0, seconds))
-        in_time = not thread.is_alive()
-    except BaseException:
-        given_up.set()
-        raise
-    if not in_time:
-        given_up.set()
-    elif failed:
-        raise failed[0]
+    finally:
+        in_time = is_in_time(False)
+    if in_time:
+        thread.join()
+        if failed:
+            raise failed[0]
     return in_time
 
 

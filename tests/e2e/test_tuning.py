@@ -24,6 +24,7 @@ from nanotf.machine import neighbours
 from nanotf.parent.auto import candidates, choice, choice_cache, first_epochs, rule, timed_fits
 from nanotf.parent.auto.choice import decide
 from nanotf.parent.auto.timed_fits import Measured
+from nanotf.parent.resume import resumption
 from nanotf.parent.where import Where
 from nanotf.pool import pool, warm
 
@@ -186,7 +187,7 @@ def _schedule(epoch: int, rate: float) -> float:
     return rate * 0.5
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "list"])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_workers_train_the_rest(
     float64: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,12 +210,7 @@ def test_workers_train_the_rest(
         model, calls = small_cnn(), _Calls()
         rate = tf.keras.callbacks.LearningRateScheduler(_schedule)
         patience = tf.keras.callbacks.EarlyStopping("loss", patience=5)
-        callbacks: Any = [calls, rate, patience]
-        if kind == "list":
-            params = {"epochs": 4, "steps": 4, "verbose": 2}
-            callbacks = tf.keras.callbacks.CallbackList(
-                callbacks, add_history=True, add_progbar=True, model=model, **params
-            )
+        callbacks = [calls, rate, patience]
         history = model.fit(*each, callbacks=callbacks, num_processes=number, **arguments)
         results.append((model, history, calls.said))
         assert model.history is history
@@ -236,22 +232,114 @@ def test_workers_train_the_rest(
     assert "; as measured on" in capsys.readouterr().out
 
 
-def test_a_run_with_checkpoints_continues_with_workers(
+def test_a_run_with_checkpoints_is_one_training(
     float64: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, tries: list[int]
 ) -> None:
+    """The first one trains here, even if no checkpoint can be written; the next one measures."""
     x, y = digits(110)
     _choose(monkeypatch, 2)
+    stock, failed = resumption.Checkpoint.write, []
+
+    def write(self: Any) -> None:
+        if not failed:
+            failed.append(1)
+            raise OSError(28, "No space left on device")
+        stock(self)
+
+    monkeypatch.setattr(resumption.Checkpoint, "write", write)
+    results = []
+    for number, folder in ((None, "a"), ("auto", "b"), ("auto", "c")):
+        model, calls, log = small_cnn(), _Calls(), tmp_path / f"{folder}.csv"
+        failed.clear()
+        history = model.fit(
+            *(x, y),
+            epochs=3,
+            verbose=0,
+            callbacks=[calls, tf.keras.callbacks.CSVLogger(log)],
+            resume=tmp_path / folder,
+            num_processes=number,
+        )
+        results.append((model, history, calls.said))
+        assert [row.split(",")[0] for row in log.read_text().splitlines()[1:]] == ["0", "1", "2"]
+    (expected, before, said), *others = results
+    assert [history.nanotf.size for _, history, _ in others] == [1, 2]
+    assert tries == [2]
+    for found, after, also in others:
+        assert also == said
+        assert_same_history(after.history, before.history)
+        assert_same_state(found, expected)
+
+
+def _never_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rest(*_: Any) -> Any:
+        raise AssertionError("what follows cannot be trained by another call")
+
+    monkeypatch.setattr(choice.Auto, "rest", rest)
+    _allow(monkeypatch)
+
+
+class _Restored(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise RuntimeError("stopped")
+
+
+def test_a_restored_model_is_not_handed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Keras would begin the rest where `BackupAndRestore` has begun."""
+    _allow(monkeypatch)
+    monkeypatch.setattr(choice.Auto, "rest", lambda *_: choice.Choice())
+    x, y = digits(60)
+    backup = tmp_path / "backup"
+    arguments: Any = {"epochs": 5, "batch_size": 20, "verbose": 0}
+    with pytest.raises(RuntimeError, match="stopped"):
+        small_cnn().fit(x, y, callbacks=[_backup(backup), _Restored()], **arguments)
+    model, calls = small_cnn(), _Calls()
+    model.fit(x, y, callbacks=[_backup(backup), calls], num_processes="auto", **arguments)
+    assert [said for said in calls.said if "epoch" in said] == ["epoch 2", "epoch 3", "epoch 4"]
+    assert int(model.optimizer.iterations) == 15
+
+
+def _backup(folder: pathlib.Path) -> Any:
+    return tf.keras.callbacks.BackupAndRestore(str(folder))
+
+
+def test_validation_data_of_a_generator_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras validates after one epoch, and has then nothing left."""
+    _never_left(monkeypatch)
+    x, y = digits(40)
     results = []
     for number in (None, "auto"):
+        validation = ((a, b) for a, b in [(x, y)])
+        arguments: Any = {"epochs": 2, "verbose": 0, "validation_freq": 2}
         model = small_cnn()
-        folder = tmp_path / f"run {number}"
-        history = model.fit(x, y, epochs=3, verbose=0, resume=folder, num_processes=number)
-        results.append((model, history))
-    (expected, before), (found, after) = results
-    assert tries == [2]
-    assert after.nanotf.size == 2
-    assert_same_history(after.history, before.history)
-    assert_same_state(found, expected)
+        history = model.fit(
+            x, y, validation_data=validation, num_processes=number, shuffle=False, **arguments
+        )
+        results.append({key: len(values) for key, values in history.history.items()})
+    assert results[1] == results[0]
+
+
+class _OwnList(tf.keras.callbacks.CallbackList):  # type: ignore[misc]
+    ended = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.ended += 1
+        super().on_epoch_end(epoch, logs)
+
+
+def test_the_users_callback_list_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _never_left(monkeypatch)
+    x, y = digits(40)
+    model = small_cnn()
+    given = _OwnList(None, add_history=True, model=model, epochs=3)
+    history = model.fit(x, y, epochs=3, verbose=2, callbacks=given, num_processes="auto")
+    assert given.ended == 3
+    assert model.history is history
+    assert "one process, not measured: its steps are timed by" in capsys.readouterr().out
 
 
 def test_data_that_continue_over_epochs_are_not_handed_over(
@@ -390,20 +478,37 @@ def test_a_model_that_cannot_be_sent_is_not_tried(
     model.connection.close()
 
 
+@pytest.mark.parametrize("error", [nanotf.errors.WorkerError("no memory"), OSError("no memory")])
 def test_a_trial_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def measure(trial: Any, number: int, *_: Any) -> Measured:
-        raise nanotf.errors.WorkerError("no memory")
+        raise error
 
     monkeypatch.setattr(timed_fits, "measure", measure)
     _allow(monkeypatch)
     x, y = digits(80)
     history = small_cnn().fit(x, y, epochs=2, verbose=2, num_processes="auto")
     assert (len(history.history["loss"]), history.nanotf.size) == (2, 1)
-    assert "failed: WorkerError: no memory" in capsys.readouterr().out
+    assert f"failed: {type(error).__name__}: no memory" in capsys.readouterr().out
     (entry,) = choice_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"]] == [1]
+
+
+def test_a_plan_that_fails_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan(*_: Any) -> Any:
+        raise nanotf.errors.PlacementError("another pool has taken the cores")
+
+    monkeypatch.setattr(choice.Auto, "_plan", plan)
+    monkeypatch.setattr(timed_fits, "expected", lambda one, start_up: 0.0)
+    _allow(monkeypatch)
+    x, y = digits(80)
+    history = small_cnn().fit(x, y, epochs=3, verbose=0, num_processes="auto")
+    assert (len(history.history["loss"]), history.nanotf.size) == (3, 1)
+    (record,) = [r for r in caplog.records if "could not choose" in r.message]
+    assert "PlacementError: another pool has taken the cores" in record.message
 
 
 def test_a_trial_skipped_for_lack_of_time_runs_later(

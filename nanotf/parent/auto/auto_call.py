@@ -8,7 +8,6 @@ from typing import Any
 from nanotf.compat import keras_models
 from nanotf.compat.generation import generation
 from nanotf.parent.auto.choice import Auto, Choice
-from nanotf.parent.auto.first_epochs import HandedOver
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading.fit_data import FitData
@@ -31,8 +30,7 @@ class AutoCall:
     ) -> None:
         assert call.given is not None
         self._call, self._options = call, options
-        self._resumes = options.resume is not None
-        self._auto = Auto(call.model, call.given, where, tune, self._resumes)
+        self._auto = Auto(call.model, call.given, where, tune, options.resume is not None)
         self.watch = self._auto.watch
         self.is_open = False  # whether the choice will be made between two epochs
 
@@ -46,18 +44,24 @@ class AutoCall:
         data = FitData(self._call.model, dataclasses.replace(a, validation_data=None), 1)
         self._steps = data.steps
         chosen = self._auto.at_once(data)
+        if chosen is None and isinstance(a.callbacks, keras_models.callback_list_class()):
+            # It may be of the user's own class, whose methods no other list would call.
+            self._auto.say(
+                "one process, not measured: its steps are timed by a callback list of nanotf's "
+                "own, and `callbacks` is a CallbackList. Pass a list of callbacks."
+            )
+            return Choice()
         self.is_open = chosen is None
         return chosen or Choice()
 
     def watched(self) -> KerasCall:
         """Returns the call that trains in this process and is watched."""
-        if self._resumes:
+        if self._options.resume is not None:  # `fit_here` makes the list
             return self._call
         a, base = self._auto.arguments, keras_models.callback_list_class()
-        given = a.callbacks.callbacks if isinstance(a.callbacks, base) else a.callbacks
         verbose = generation().auto_verbose() if a.verbose == "auto" else a.verbose
         self._list = self.watch.watched(base)(
-            given,
+            a.callbacks,
             add_history=True,
             add_progbar=verbose != 0,
             model=self._call.model,
@@ -67,18 +71,18 @@ class AutoCall:
         )
         return self._with(callbacks=self._list, verbose=0)
 
-    def rest(self, over: HandedOver) -> tuple[KerasCall, FitOptions]:
-        """Returns the call that trains the rest, and its options."""
-        if self._resumes or over.choice.number == 1:
-            return self.rest_here(over)
-        options = dataclasses.replace(self._options, begins_at=over.epoch)
-        return self._with(callbacks=self._list, verbose=0), options
+    def rest(self, epoch: int, number: int) -> tuple[KerasCall, FitOptions]:
+        """Returns the call that trains the rest, and its options.
 
-    def rest_here(self, over: HandedOver) -> tuple[KerasCall, FitOptions]:
-        """Returns the call that trains the rest in this process, and its options."""
-        if self._resumes:  # from the checkpoint of the epoch before
-            return self._call, self._options
-        return self._with(callbacks=self._list, verbose=0, initial_epoch=over.epoch), self._options
+        Args:
+            epoch: with which the rest begins.
+            number: of processes.
+        """
+        if number == 1:
+            begun = self._with(callbacks=self._list, verbose=0, initial_epoch=epoch)
+            return begun, self._options
+        options = dataclasses.replace(self._options, begins_at=epoch)
+        return self._with(callbacks=self._list, verbose=0), options
 
     def _with(self, **changes: Any) -> KerasCall:
         assert self._call.given is not None

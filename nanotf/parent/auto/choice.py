@@ -3,6 +3,7 @@
     Auto.without_data  nothing to choose
     Auto.at_once       an earlier call has measured
     Auto.watch         else this process trains, and times its own steps; between two epochs
+      Auto.can_leave   whether another call can train the rest
       Auto.rest        chooses what trains the rest; `rule` says if measuring is worth its time
         timed_fits     measures workers
         decide         the fastest number for the steps that are left
@@ -14,11 +15,13 @@ enough for a measurement.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nanotf.compat import keras_build, keras_runs
+from nanotf.compat.generation import generation
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import neighbours, topology
@@ -71,7 +74,7 @@ class Auto:
         given: the arguments of Keras's `fit` that were given.
         where: the place of workers; their number does not matter.
         tune: names of `defaults.TUNE`, each once.
-        resumes: whether `fit` writes checkpoints, with which the rest can continue anywhere.
+        resumes: whether `fit` writes checkpoints: such a call has one beginning and one end.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -91,12 +94,10 @@ class Auto:
         if not self._has_gpus:
             self._numbers = candidates.numbers(where.cores_per_process, where.cores)
         self.arguments = FitArguments.of(given)
-        # With a number of steps, an epoch may begin where the data of the one before have ended.
-        a = self.arguments
-        continues = resumes or (a.steps_per_epoch is None and a.validation_steps is None)
-        self.watch = first_epochs.Watch(self.rest if continues else None)
+        self._resumes = resumes
+        self.watch = first_epochs.Watch(self.can_leave, self.rest)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Prints what was chosen, or logs it if `fit` is to be quiet."""
         if self.arguments.verbose == 0:
             logger.info('num_processes="auto": %s', text)
@@ -112,7 +113,7 @@ class Auto:
         elif len(self._numbers) < 2 and not self._tune:
             why = "one process is all that the usable cores allow."
         if why:
-            self._say(f"one process, not measured: {why}")
+            self.say(f"one process, not measured: {why}")
             return Choice()
         return None
 
@@ -141,16 +142,30 @@ class Auto:
             return self._chosen(budget, one, self.arguments.initial_epoch, data.steps)
 
     # ------------------------------------------------------------------- between two epochs
+    def can_leave(self, epoch: int) -> bool:
+        """Returns True if another call can train from an epoch on, as this one would."""
+        a = self.arguments
+        # With a number of steps, an epoch may begin where the data of the one before have ended.
+        if self._resumes or a.steps_per_epoch is not None or a.validation_steps is not None:
+            return False
+        if a.validation_data is not None and timed_fits.why_no_trial(a.validation_data):
+            return False  # Keras may have read a part of them
+        # After `BackupAndRestore` has restored a model, Keras may begin elsewhere.
+        place = generation().place_to_resume(self._model, epoch, self.watch.steps)
+        return place == (epoch, 0)
+
     def rest(self, epoch: int) -> Choice | None:
         """Returns what trains the rest of the call, from an epoch on; None for this process."""
-        one = self._timed()
-        if one is None or not self._may_measure(one, epoch):
-            self._explain(one, epoch)
-            return None
-        budget = Budget()
-        keras_runs.forget_validation_data(self._model)  # Keras makes the iterator again
-        with timed_fits.unchanged(self._model):
-            chosen = self._chosen(budget, one, epoch, self.watch.steps)
+        chosen = None
+        with _only_logged():
+            one = self._timed()
+            if one is None or not self._may_measure(one, epoch):
+                self._explain(one, epoch)
+                return None
+            budget = Budget()
+            keras_runs.forget_validation_data(self._model)  # Keras makes the iterator again
+            with timed_fits.unchanged(self._model):
+                chosen = self._chosen(budget, one, epoch, self.watch.steps)
         return None if chosen == Choice() else chosen
 
     def end(self) -> None:
@@ -158,11 +173,12 @@ class Auto:
         if not self.watch.is_open:
             return
         self.watch.is_open = False
-        one, begin = self._timed(), self.arguments.initial_epoch
-        self._explain(one, begin)
-        # The next such call measures before it trains.
-        if one is not None and self._may_measure(one, begin):
-            self._remember([one])
+        with _only_logged():
+            one, begin = self._timed(), self.arguments.initial_epoch
+            self._explain(one, begin)
+            # The next such call measures before it trains.
+            if one is not None and self._may_measure(one, begin):
+                self._remember([one])
 
     def _timed(self) -> Measured | None:
         clock = self.watch.clock
@@ -175,7 +191,7 @@ class Auto:
 
     def _allowed(self, left: float) -> float:
         """Returns the seconds that measuring may take."""
-        # Nobody knows how much a setting may save: at best, all.
+        # Workers save all but a share of the time; for a setting of `tune` no such limit is known.
         return rule.allowed(left if self._tune else rule.can_save(left, self._numbers[-1]))
 
     def _may_measure(self, one: Measured, epoch: int) -> bool:
@@ -197,7 +213,7 @@ class Auto:
     def _explain(self, one: Measured | None, epoch: int) -> None:
         """Says why nothing was measured."""
         if one is None or one.step is None:
-            self._say("one process, not measured: the call ended before a step could be timed.")
+            self.say("one process, not measured: the call ended before a step could be timed.")
             return
         each, start_up, most = self.watch.steps, self._start_up(), self._numbers[-1]
         left = self._left(one, epoch, each)
@@ -213,7 +229,7 @@ class Auto:
             text += f', and "auto" measures from {rule.in_epochs(steps, each)}'
         else:
             text += ". The next such call measures before it trains"
-        self._say(f"{text}.")
+        self.say(f"{text}.")
 
     # ------------------------------------------------------------------------- measuring
     def _trial(self) -> TimedFit | None:
@@ -221,7 +237,7 @@ class Auto:
         try:
             return TimedFit(self._model, timed_fits.shortened(self.arguments), 1)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
-            self._say(f"one process, not measured: {error}")
+            self.say(f"one process, not measured: {error}")
             return None
 
     @property
@@ -283,7 +299,7 @@ class Auto:
             return Choice()
         when = "" if self._date is None else f"; as measured on {self._date}"
         when = f"; measured in {budget.spent():.1f} s" if is_new else when
-        self._say(_line(now, number, each, when))
+        self.say(_line(now, number, each, when))
         settings = self._settings(number, one, left) if self._tune else ()
         if number == 1 and is_new:
             warm.close_if_idle()  # nothing needs what has imported TensorFlow
@@ -304,7 +320,7 @@ class Auto:
             budget,
             one,
         )
-        self._say(f"tune: {text}")
+        self.say(f"tune: {text}")
         return settings
 
     def _with_warm_pool(self, measured: Sequence[Measured]) -> list[Measured]:
@@ -313,6 +329,19 @@ class Auto:
             dataclasses.replace(m, start_up=0.0) if self._is_warm(m.num_processes) else m
             for m in measured
         ]
+
+
+@contextlib.contextmanager
+def _only_logged() -> Iterator[None]:
+    """Logs an error: what this process has trained counts, and it can train the rest."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning(
+            'num_processes="auto" could not choose, and one process trains. %s: %s',
+            type(error).__name__,
+            error,
+        )
 
 
 def _seconds(value: float) -> str:

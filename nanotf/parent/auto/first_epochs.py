@@ -1,7 +1,7 @@
 """The first epochs of `num_processes="auto"`: trained in this process, and timed meanwhile.
 
     StepClock           times the steps of Keras's loop, all but the first, which is traced
-    Watch               between two epochs: asks once what trains the rest
+    Watch               between two epochs: asks once what trains the rest, if others can
     Watch.watched       the class of a callback list that drives both
     HandedOver          leaves Keras's loop before the next epoch begins
 
@@ -83,13 +83,14 @@ class Watch:
     """Watches a training in this process.
 
     Args:
-        choose: called between two epochs, once: with the next epoch, what trains the rest, or None
-            for this process. Not called before enough steps were timed. None if the rest cannot be
-            trained elsewhere.
+        can_leave: called between two epochs once enough steps were timed: with the next epoch,
+            whether another call can train from there on.
+        choose: then called once: with the next epoch, what trains the rest, or None for this
+            process.
     """
 
-    def __init__(self, choose: Callable[[int], Any] | None) -> None:
-        self._choose = choose
+    def __init__(self, can_leave: Callable[[int], bool], choose: Callable[[int], Any]) -> None:
+        self._can_leave, self._choose = can_leave, choose
         self.clock = StepClock()
         self.is_open = True  # until the choice was made
         self.epoch: int | None = None  # the present one
@@ -103,7 +104,7 @@ class Watch:
         """
         before, self.epoch = self.epoch, epoch
         is_time = before is not None and self.is_open and self.clock.is_sure
-        if is_time and self._choose is not None:
+        if is_time and self._can_leave(epoch):
             self.is_open = False
             choice = self._choose(epoch)
             if choice is not None:

@@ -251,9 +251,10 @@ def tried(
         began = budget.spent()
         try:
             found = measure(trial, number, plan, transport, budget)
-        except NanoError as error:
+        except Exception as error:  # such as a full disk; one process can train
             logger.info("The trial with %d processes failed: %s", number, error)
-            note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+            first_line = str(error).split("\n")[0]
+            note = f"failed: {type(error).__name__}: {first_line[:60]}"
             found = Measured(number, None, note=note)
         # What has imported TensorFlow is there now, so the next ones start sooner.
         cost = max(expected(one, 0.0), budget.spent() - began - found.start_up)

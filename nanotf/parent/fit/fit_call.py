@@ -88,8 +88,6 @@ class FitCall(ModelCall):
         self.options = options
         self.resumption = None if options.resume is None else Resumption(options.resume, self)
         last = None if self.resumption is None else self.resumption.moment
-        if options.begins_at is not None and self.resumption is None:
-            last = Moment(options.begins_at, 0, read_all(self.variables))
         self.progress = FitProgress(last=last, continues=last is not None)
         self.sent = SentOrder()
         self.checkpoints: CheckpointWriter | None = None
@@ -149,8 +147,13 @@ class FitCall(ModelCall):
 
     def begin(self) -> list[Block]:
         self.sent = SentOrder()
-        if not self.progress.has_begun:
+        is_first, begins_at = not self.progress.has_begun, self.options.begins_at
+        if is_first:
             self._begin_training()
+        is_handed_over = False
+        if is_first and begins_at is not None:
+            is_handed_over = True  # the model holds the values
+            self.progress.last, self.progress.continues = Moment(begins_at, 0, []), True
         if self.progress.continues:
             self._begin_again(self.progress.last)
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
@@ -158,12 +161,11 @@ class FitCall(ModelCall):
         variables = keras_metrics.metric_state(self.model)
         self.metrics = SharedVariables(self.metrics_layout, blocks[self.metrics_block], variables)
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
-        if not self.progress.continues:
+        if is_handed_over or not self.progress.continues:
             self.state.store(self.sent.turn)
             if self.options.max_restarts > 0:
-                self.progress.last = Moment(
-                    self.progress.first[0], 0, self.state.snapshot(self.sent.turn)
-                )
+                epoch = self.progress.first[0] if begins_at is None else begins_at
+                self.progress.last = Moment(epoch, 0, self.state.snapshot(self.sent.turn))
         elif self.progress.last is not None:
             self.state.restore(self.sent.turn, self.progress.last.values)
             if self.progress.last.step:
