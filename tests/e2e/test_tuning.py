@@ -278,7 +278,7 @@ def _never_left(monkeypatch: pytest.MonkeyPatch) -> None:
     _allow(monkeypatch)
 
 
-class _Restored(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class _Stopped(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
             raise RuntimeError("stopped")
@@ -294,7 +294,7 @@ def test_a_restored_model_is_not_handed_over(
     backup = tmp_path / "backup"
     arguments: Any = {"epochs": 5, "batch_size": 20, "verbose": 0}
     with pytest.raises(RuntimeError, match="stopped"):
-        small_cnn().fit(x, y, callbacks=[_backup(backup), _Restored()], **arguments)
+        small_cnn().fit(x, y, callbacks=[_backup(backup), _Stopped()], **arguments)
     model, calls = small_cnn(), _Calls()
     model.fit(x, y, callbacks=[_backup(backup), calls], num_processes="auto", **arguments)
     assert [said for said in calls.said if "epoch" in said] == ["epoch 2", "epoch 3", "epoch 4"]
@@ -306,7 +306,7 @@ def _backup(folder: pathlib.Path) -> Any:
 
 
 def test_validation_data_of_a_generator_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keras validates after one epoch, and has then nothing left."""
+    """Another call would find nothing left, or begin in the middle."""
     _never_left(monkeypatch)
     x, y = digits(40)
     results = []

@@ -60,9 +60,13 @@ def _run(watch: Watch, time: _Time, epoch: int, steps: list[float], at_once: int
     time.now += 100.0  # validation
 
 
+def _always(epoch: int) -> bool:
+    return True
+
+
 def test_the_first_step_and_the_time_between_epochs_do_not_count() -> None:
     time = _Time()
-    watch = Watch(lambda epoch: None)
+    watch = Watch(_always, lambda epoch: None)
     watch.clock = clock = StepClock(time)
     _run(watch, time, 0, [50.0, 1.0, 3.0])
     assert clock.first == 50.0
@@ -74,7 +78,7 @@ def test_the_first_step_and_the_time_between_epochs_do_not_count() -> None:
 
 def test_executions_of_several_steps() -> None:
     time = _Time()
-    watch = Watch(lambda epoch: None)
+    watch = Watch(_always, lambda epoch: None)
     watch.clock = StepClock(time)
     _run(watch, time, 0, [50.0, 4.0], at_once=5)
     assert watch.clock.step == 4.25 / 5
@@ -84,21 +88,24 @@ def test_executions_of_several_steps() -> None:
 def test_a_choice_is_made_once_and_with_enough_steps() -> None:
     asked: list[int] = []
     time = _Time()
-    watch = Watch(asked.append)
+    watch = Watch(lambda epoch: epoch > 6, asked.append)
     watch.clock = StepClock(time)
     _run(watch, time, 3, [50.0])
     _run(watch, time, 4, [0.25])  # the first step of this epoch counts, but is short
     _run(watch, time, 5, [1.0])
     assert asked == []
     _run(watch, time, 6, [1.0])
+    assert asked == []
+    assert watch.is_open
     _run(watch, time, 7, [1.0])
-    assert asked == [6]
+    _run(watch, time, 8, [1.0])
+    assert asked == [7], "others cannot train epoch 6"
     assert not watch.is_open
 
 
 def test_the_rest_is_handed_over() -> None:
     time = _Time()
-    watch = Watch(lambda epoch: "two workers")
+    watch = Watch(_always, lambda epoch: "two workers")
     watch.clock = StepClock(time)
     _run(watch, time, 0, [50.0, 2.0])
     with pytest.raises(HandedOver) as raised:
