@@ -3,7 +3,7 @@
 "shm": through shared memory on a host, without sockets, and TCP between hosts. "grpc": TensorFlow's
 own collectives, for comparison, on one host. Its server in each worker listens on all interfaces.
 Workers of `nanotf.map` have no transport (`NO_TRANSPORT`), nor have the readers of datasets
-(`READS`): each works by itself.
+(`READS`), nor those that run a function of nanotf's own (`CALLS`): each works by itself.
 """
 
 from nanotf.collectives.native_library import check_available
@@ -14,6 +14,7 @@ DEFAULT_TRANSPORT = "shm"
 # No argument accepts these.
 NO_TRANSPORT = "none"
 READS = "reads"
+CALLS = "calls"
 
 
 def check_transport(transport: str | None) -> str:

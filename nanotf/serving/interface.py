@@ -87,7 +87,10 @@ class ServedModel(Protocol):
     name: str
     version: int
     folder: pathlib.Path  # what was unpacked or named: a version's folder, or a `.keras` file
-    signatures: Mapping[str, Signature]  # empty for a model that an interface computes by itself
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        """The signatures by name; empty for a model that an interface computes by itself."""
 
     def run(
         self, inputs: Mapping[str, np.ndarray[Any, Any]], signature: str

@@ -78,13 +78,20 @@ class Block:
         """
         if array.size == 0:
             return
-        data = memoryview(array.reshape(-1).view(np.uint8).data)
+        self.write_bytes(offset, memoryview(array.reshape(-1).view(np.uint8).data))
+
+    def write_bytes(self, offset: int, data: bytes | memoryview) -> None:
+        """Copies bytes to byte `offset`, as `write` does."""
         if not self._closer.alive:
             self._map[offset : offset + len(data)] = data
             return
         done = 0
         while done < len(data):  # Linux writes at most 2 GiB at once
-            done += os.pwrite(self.fd, data[done:], offset + done)
+            done += os.pwrite(self.fd, memoryview(data)[done:], offset + done)
+
+    def view(self) -> memoryview:
+        """Returns the block's memory, as bytes that can be written."""
+        return memoryview(self._map)
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Allocates memory for a part of the block, in a thread. The descriptor must be open.

@@ -74,7 +74,7 @@ class Fork(Message):
     cores: tuple[int, ...]  # the logical CPUs to pin it to; empty for `usable`
     usable: tuple[int, ...]  # the parent's own logical CPUs
     numa_node: int | None  # the node whose memory it prefers; None for no preference
-    # One of `pool.transports.TRANSPORTS`, `NO_TRANSPORT` or `READS`.
+    # One of the names in `pool.transports`.
     transport: str
     environ: dict[str, str]  # all of its environment variables
     key: bytes  # the pool's secret, which both ends of the socket show first
@@ -142,7 +142,9 @@ class Order(Message):
     """Parent -> worker: do a worker's part of one call."""
 
     order: int  # counts up in the parent's process; every answer carries it
-    body: bytes  # one of `shipping.orders`, pickled by `shipping.objects.pickling.dumps`
+    # One of `shipping.orders`, pickled by `shipping.objects.pickling.dumps`; for a `CallSession` a
+    # pickled tuple of a function of nanotf's own and its arguments.
+    body: bytes
     # The sizes in bytes of the shared blocks whose file descriptors follow, in order.
     blocks: tuple[int, ...] = ()
     # Further file descriptors, which follow those. The receiver's message has the receiver's

@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from nanotf import tracebacks
-from nanotf.pool.transports import NO_TRANSPORT, READS
+from nanotf.pool.transports import CALLS, NO_TRANSPORT, READS
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.ports import PortTaken, free_port
@@ -69,6 +69,10 @@ def _session(transport: str) -> Any:
         from nanotf.worker import reading_session
 
         return reading_session.ReadingSession
+    if transport == CALLS:
+        from nanotf.worker import call_session
+
+        return call_session.CallSession
     from nanotf.worker import session
 
     return session.Session
@@ -89,7 +93,7 @@ def run(
         key: the pool's secret key.
         cores: the logical CPUs to run on; empty to keep the present ones.
         numa_node: the node whose memory is preferred; None for no preference.
-        transport: one of `pool.transports.TRANSPORTS`, `NO_TRANSPORT` or `READS`.
+        transport: one of the names in `pool.transports`.
 
     Returns:
         The exit code, if the worker could not be set up. After `Stop`, the process exits here.

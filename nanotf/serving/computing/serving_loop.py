@@ -1,0 +1,97 @@
+"""What a server's worker runs: it loads the models, then answers what the front sends.
+
+See `exchange` for what it says to the front.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from nanotf.console import logger
+from nanotf.serving.computing.answering import Answering
+from nanotf.serving.computing.loaded_model import LoadedModel, WarmUp
+from nanotf.serving.exchange import Loaded, WorkerOptions, answer_with, next_question
+from nanotf.serving.interface import Interface
+from nanotf.serving.link import Link, LinkClosed
+
+# In TensorFlow Serving's order: `ToHTTPStatusCode` of model_servers/http_server.cc.
+_STATUS = {
+    tf.errors.InvalidArgumentError: 400,
+    tf.errors.FailedPreconditionError: 400,
+    tf.errors.OutOfRangeError: 400,
+    tf.errors.ResourceExhaustedError: 429,
+    tf.errors.UnimplementedError: 501,
+    tf.errors.UnavailableError: 503,
+}
+_TEXT = 1000  # characters of an exception's text that a client gets
+
+
+def serve(options: WorkerOptions, sock: socket.socket) -> None:
+    """Serves until the front closes the link.
+
+    Args:
+        sock: the link's.
+    """
+    link = Link(sock)
+    interfaces = {each.name: each() for each in options.interfaces}
+    answering = Answering(interfaces, options.most_rows, options.most_bytes, status_of)
+    models = [LoadedModel(each, options.engine, options.threads) for each in options.versions]
+    loaded = [_loaded(model, interfaces, options.most_rows) for model in models]
+    is_open = _is_open_after(lambda: link.send(loaded))
+    while is_open:
+        is_open = _is_open_after(lambda: _answer_next(link, models, answering))
+
+
+def _is_open_after(step: Callable[[], None]) -> bool:
+    """Returns False if the front has closed the link."""
+    try:
+        step()
+    except LinkClosed:
+        return False
+    return True
+
+
+def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: int) -> Loaded:
+    begin = time.perf_counter()
+    try:
+        own = [each.name for each in interfaces.values() if each.begin(model)]
+        if not own:
+            model.load()
+            _warm_up(model, most_rows)
+        described = {name: each.describe(model) for name, each in interfaces.items()}
+    except Exception as error:
+        logger.warning(
+            "Version %d of %s cannot be served:\n%s",
+            model.version,
+            model.name,
+            traceback.format_exc(),
+        )
+        return Loaded(error=f"{type(error).__name__}: {error}"[:_TEXT])
+    seconds = time.perf_counter() - begin
+    return Loaded("", described, bool(own), dict(model.kept_together), seconds)
+
+
+def _warm_up(model: LoadedModel, most_rows: int) -> None:
+    try:
+        WarmUp(most_rows).run(model)
+    except Exception as error:  # a model may refuse zeros; clients have others
+        logger.info("%s does not take rows of zeros: %s", model.name, error)
+
+
+def _answer_next(link: Link, models: Sequence[LoadedModel], answering: Answering) -> None:
+    place, requests = next_question(link)
+    begin = time.perf_counter()
+    answers = answering.answer(models[place], requests)
+    answer_with(link, answers, time.perf_counter() - begin)
+
+
+def status_of(error: Exception) -> tuple[int, str]:
+    """Returns the HTTP status for an exception of a model, and the text for the client."""
+    status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    return status, str(text)[:_TEXT] or type(error).__name__

@@ -1,0 +1,96 @@
+"""What the front and a worker say to each other.
+
+    front                                        worker
+      |  options, with the order to serve  ->      |   loads the versions
+      |  <- Loaded for each version                |
+      |  the place of a version, requests  ->      |   as long as the link is open
+      |  <- answers, and how long they took        |
+
+Nothing here imports TensorFlow, until `serve` runs in a worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanotf.serving.interface import Answer, Interface, Request
+from nanotf.serving.link import Link
+from nanotf.serving.repository.model_sources import ModelVersion
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker of a server is to do."""
+
+    versions: tuple[ModelVersion, ...]
+    interfaces: tuple[type[Interface], ...]
+    engine: str | None  # a name of `nanotf.inference`; None as each model's files ask
+    threads: int  # for engines that have threads of their own
+    most_rows: int  # that a model computes at once
+    most_bytes: int  # of a request's body, once it is inflated
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A version of a model that a worker has loaded, or has tried to."""
+
+    error: str = ""  # why it cannot be served; then the rest means nothing
+    described: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # by interface
+    is_own_code: bool = False  # whether code beside the model answers its requests
+    # The signatures whose rows may depend on each other, each with the reason.
+    kept_together: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # that loading it took
+
+
+def serve(options: WorkerOptions, descriptors: Sequence[int]) -> None:
+    """Serves in a worker, until the front closes the link; see `serving_loop.serve`.
+
+    Args:
+        descriptors: that of the link's socket.
+    """
+    from nanotf.serving.computing import serving_loop  # imports TensorFlow
+
+    serving_loop.serve(options, socket.socket(fileno=descriptors[0]))
+
+
+# ------------------------------------------------------------------------------- in the front
+def ask(link: Link, place: int, requests: Sequence[Request]) -> None:
+    """Sends requests.
+
+    Args:
+        place: of the version among `WorkerOptions.versions`.
+    """
+    heads = [(each.interface, each.verb, each.headers) for each in requests]
+    link.send((place, heads), [each.body for each in requests])
+
+
+def answers(link: Link) -> tuple[float, list[tuple[Answer, int]]]:
+    """Receives the answers to the requests that were sent last.
+
+    Returns:
+        The seconds that the worker took, and each answer with the rows of its request.
+    """
+    (seconds, heads), bodies = link.receive()
+    return seconds, [
+        (Answer(status, bytes(body), kind, headers), rows)
+        for (status, kind, headers, rows), body in zip(heads, bodies, strict=True)
+    ]
+
+
+# -------------------------------------------------------------------------------- in a worker
+def next_question(link: Link) -> tuple[int, list[Request]]:
+    """Waits for requests; returns the place of their version, and them."""
+    (place, heads), bodies = link.receive()
+    return place, [
+        Request(interface, verb, bytes(body), headers)
+        for (interface, verb, headers), body in zip(heads, bodies, strict=True)
+    ]
+
+
+def answer_with(link: Link, given: Sequence[tuple[Answer, int]], seconds: float) -> None:
+    """Sends answers."""
+    heads: list[Any] = [(a.status, a.content_type, a.headers, rows) for a, rows in given]
+    link.send((seconds, heads), [a.body for a, _ in given])

@@ -1,0 +1,9 @@
+"""The front of a server: the only process that clients reach. It never imports TensorFlow.
+
+    clients -> http_connection.py -> desk.py -> dispatcher.py -> workers
+                                       |  interfaces say what is asked for
+                                       |  admission.py: what waits, and how long it will
+
+- `fleet.py`: the workers, and new ones for new versions. `serving_worker.py`: one of them.
+- `server.py`: all of it in one process, from its start to SIGTERM. `counters.py`: its metrics.
+"""

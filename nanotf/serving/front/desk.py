@@ -1,0 +1,163 @@
+"""Requests come in, and interfaces say what they ask for; answers go out, and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+from nanotf.console import logger
+from nanotf.serving.front import counters
+from nanotf.serving.front.counters import Counters
+from nanotf.serving.front.dispatcher import Dispatcher, not_found
+from nanotf.serving.front.fleet import Fleet
+from nanotf.serving.front.http_connection import Incoming
+from nanotf.serving.front.waiting_line import Key, Pending
+from nanotf.serving.interface import Answer, Call, Interface, Refusal
+
+_NO_PATH = "Not Found"
+_BUSY = (429, 503)
+
+# Called with a request, the model's name or "", and the answer.
+Log = Callable[[Incoming, str, Answer], None]
+
+
+class Desk:
+    """Answers requests: by itself, or by workers. It is the interfaces' `ServerState`.
+
+    Args:
+        most_bytes: of a request's body.
+        timeout: seconds that a request may take.
+        log: called for each answer; None for no access log.
+
+    Attributes:
+        default_model: str or None, for requests that name none.
+        labels: dict of a model and a label to the number of a version.
+        is_leaving: bool, whether the server ends.
+    """
+
+    def __init__(
+        self,
+        interfaces: Sequence[Interface],
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        counted: Counters,
+        most_bytes: int,
+        timeout: float,
+        log: Log | None,
+    ) -> None:
+        self._interfaces = interfaces
+        self._fleet, self._dispatcher, self._counters = fleet, dispatcher, counted
+        self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
+        self.default_model: str | None = None
+        self.labels: Mapping[tuple[str, str], int] = {}
+        self.is_leaving = False
+        self._loop = asyncio.get_running_loop()
+
+    # --------------------------------------------------------------------------------- requests
+    def take(self, incoming: Incoming) -> None:
+        """Answers a request, now or later."""
+        if incoming.path.partition("?")[0] == counters.PATH:
+            text = self._counters.text()
+            self._send(incoming, "", Answer(200, text, counters.CONTENT_TYPE))
+            return
+        for interface in self._interfaces:
+            try:
+                found = self._routed(interface, incoming)
+            except Refusal as refusal:
+                found = self._refused(interface, refusal)
+            except Exception:
+                logger.warning("A request could not be routed:\n%s", traceback.format_exc())
+                found = interface.refuse(
+                    Refusal(500, "The server has made a mistake; see its log.")
+                )
+            if found is not None:
+                if isinstance(found, Answer):
+                    self._send(incoming, "", found)
+                return
+        self._send(incoming, "", self.broken(404, _NO_PATH))
+
+    def _routed(self, interface: Interface, incoming: Incoming) -> Answer | bool | None:
+        """Returns an answer, True for a request that waits for workers, or None for no request."""
+        found = interface.route(
+            incoming.method, incoming.path, incoming.headers, incoming.body, self
+        )
+        if not isinstance(found, Call):
+            return found
+        key = self._key_of(found)
+        deadline = incoming.began + self._timeout
+        self._dispatcher.submit(
+            Pending(incoming, interface, found.request, key, deadline, self._answered)
+        )
+        return True
+
+    def _key_of(self, call: Call) -> Key:
+        model = call.model if call.model is not None else self.default_model
+        if model is None:
+            raise Refusal(404, "The server has several models, and none is the default: name one.")
+        version = call.version
+        if call.label is not None:
+            version = self._labelled(model, call.label)
+        if not self.is_served((model, version)):
+            raise Refusal(404, not_found((model, version)))
+        return model, version
+
+    def _labelled(self, model: str, label: str) -> int:
+        if (model, label) not in self.labels:
+            raise Refusal(400, f"Unrecognized servable version label: {label}")
+        return self.labels[model, label]
+
+    def is_served(self, key: Key) -> bool:
+        """Returns True if a worker answers requests for a key, or may soon again."""
+        if any(worker.place_of(key) is not None for worker in self._fleet.workers):
+            return True
+        return self._fleet.is_promised(key)
+
+    # ---------------------------------------------------------------------------------- answers
+    def _answered(self, pending: Pending, answer: Answer) -> None:
+        model = pending.key[0]
+        seconds = time.monotonic() - pending.incoming.began
+        self._counters.answered(model, pending.request.verb, answer.status, seconds)
+        self._send(pending.incoming, model, answer)
+
+    def _refused(self, interface: Interface, refusal: Refusal) -> Answer:
+        answer = interface.refuse(refusal)
+        if refusal.status not in _BUSY:
+            return answer
+        after = ("retry-after", str(self._dispatcher.retry_after()))
+        return dataclasses.replace(answer, headers=(*answer.headers, after))
+
+    def broken(self, status: int, text: str) -> Answer:
+        """Returns the answer to what no interface knows."""
+        return self._interfaces[0].refuse(Refusal(status, text))
+
+    def _send(self, incoming: Incoming, model: str, answer: Answer) -> None:
+        if self._log is not None:
+            self._log(incoming, model, answer)
+        incoming.reply(answer)
+
+    # ------------------------------------------------------------------------------ ServerState
+    def models(self) -> list[str]:
+        """Returns the names of the models."""
+        return self._fleet.models()
+
+    def states(self, model: str) -> list[tuple[int, str, str]]:
+        """Returns the versions of a model; see `ServerState.states`."""
+        return self._fleet.states(model)
+
+    def described(
+        self, interface: str, model: str, version: int | None, label: str | None
+    ) -> bytes:
+        """Returns what `Interface.describe` has said of a model's version in a worker."""
+        if label is not None:
+            version = self._labelled(model, label)
+        served = self._fleet.served(model)
+        if not served or (version is not None and version not in served):
+            raise Refusal(404, not_found((model, version)))
+        return served[max(served) if version is None else version].described[interface]
+
+    def is_ready(self) -> bool:
+        """Returns True if each model can be asked, and the server does not end."""
+        return not self.is_leaving and self._fleet.is_ready()

@@ -1,0 +1,194 @@
+"""Requests and workers find each other: a worker that is free takes what waits.
+
+There is no timer that waits for a batch to fill. At low load a request goes to a worker at once; at
+high load requests wait anyway, and a batch forms by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+
+from nanotf.console import logger
+from nanotf.serving.front.counters import Counters
+from nanotf.serving.front.serving_worker import ServingWorker
+from nanotf.serving.front.waiting_line import Key, Pending, WaitingLine
+from nanotf.serving.interface import Answer, Refusal
+
+_BUSY = "The server has as many requests as it can answer in time. Try again later."
+_LATE = "The server could not answer in time."
+_LOST = (
+    "The process that computed the answer died, and so did another one that was asked again. See "
+    "the server's log."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much a server takes on."""
+
+    most_rows: int  # that a worker gets at once, as far as requests' sizes tell
+    most_waiting: int  # requests
+    most_waiting_bytes: int  # of their bodies
+    max_latency: float | None  # seconds that a request may take, as estimated; None for any
+    timeout: float  # seconds after which a request is given up
+    overload_status: int  # of HTTP, for a request that is refused
+
+
+class Dispatcher:
+    """Gives requests to workers.
+
+    Attributes:
+        line: what waits.
+    """
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits, self._counters = limits, counters
+        self.line = WaitingLine()
+        self._free: list[ServingWorker] = []
+        self._busy: set[ServingWorker] = set()
+        self._loop = asyncio.get_running_loop()
+        self._is_scheduled = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody waits for an answer."""
+        return not self.line.count and not self._busy
+
+    # -------------------------------------------------------------------------------- admission
+    def submit(self, pending: Pending) -> None:
+        """Takes a request.
+
+        Raises:
+            Refusal: There is too much to do.
+        """
+        limits, line = self._limits, self.line
+        is_full = (
+            line.count >= limits.most_waiting
+            or line.nbytes + pending.nbytes > limits.most_waiting_bytes
+        )
+        if is_full or not self._is_in_time(pending):
+            self.drop_unwanted()  # clients may have left
+            if line.count >= limits.most_waiting or not self._is_in_time(pending):
+                self._counters.rejected("full" if is_full else "latency")
+                raise Refusal(limits.overload_status, _BUSY)
+        line.add(pending)
+        self._schedule()
+
+    def _is_in_time(self, pending: Pending) -> bool:
+        most = self._limits.max_latency
+        return most is None or not self.line.count or self.seconds_to_wait() <= most
+
+    def seconds_to_wait(self) -> float:
+        """Estimates how long a request would wait that came now."""
+        workers = max(1, len(self._free) + len(self._busy))
+        return self.line.seconds(self._limits.most_rows) / workers
+
+    def retry_after(self) -> int:
+        """Returns the whole seconds after which a client that was refused should try again."""
+        return max(1, math.ceil(self.seconds_to_wait()))
+
+    # ---------------------------------------------------------------------------------- workers
+    def is_free(self, worker: ServingWorker) -> None:
+        """Takes note of a worker that may get requests."""
+        if worker.is_ready and not worker.batch and worker not in self._free:
+            self._free.append(worker)
+            self._schedule()
+
+    def has_lost(self, worker: ServingWorker) -> None:
+        """Handles the requests of a worker that died: each is tried once more, alone."""
+        self._busy.discard(worker)
+        for pending in reversed(worker.batch):
+            is_late = time.monotonic() > pending.deadline
+            place = worker.place_of(pending.key)
+            runs_code = place is not None and worker.loaded[place].is_own_code
+            if is_late:
+                pending.refuse(Refusal(504, _LATE))
+            elif pending.was_lost or runs_code:  # code may have done something already
+                pending.refuse(Refusal(500, _LOST))
+            else:
+                pending.was_lost = True
+                self.line.add(pending)
+        worker.batch = []
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Dispatches once this turn of the loop has read what has come."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._is_scheduled = False
+        self._free = [worker for worker in self._free if worker.is_ready]
+        for key in self.line.by_age():
+            self._serve(key)
+
+    def _serve(self, key: Key) -> None:
+        """Gives what waits for a key to workers that are free and have the model."""
+        while key in self.line:
+            # The last that became free has its caches warm.
+            worker = next((w for w in reversed(self._free) if w.place_of(key) is not None), None)
+            if worker is None:
+                return
+            most = self._limits.most_rows
+            if self._limits.max_latency is not None:
+                within = self.line.costs[key[0]].rows_within(self._limits.max_latency / 2)
+                most = min(most, math.floor(within))
+            batch = self.line.take(key, most, self._limits.most_rows)
+            if batch:
+                self._free.remove(worker)
+                self._ask(worker, key, batch)
+
+    def _ask(self, worker: ServingWorker, key: Key, batch: list[Pending]) -> None:
+        place = worker.place_of(key)
+        assert place is not None, "`_serve` has looked"
+        self._busy.add(worker)
+
+        def answered(seconds: float, answers: list[tuple[Answer, int]]) -> None:
+            self._busy.discard(worker)
+            rows = sum(rows for _, rows in answers)
+            self.line.costs[key[0]].add(rows, seconds, sum(each.nbytes for each in batch))
+            self._counters.computed(key[0], rows, seconds)
+            for pending, (answer, _) in zip(batch, answers, strict=True):
+                pending.answer(pending, answer)
+            self.is_free(worker)
+
+        worker.ask(place, batch, answered)
+
+    # ------------------------------------------------------------------------------------- time
+    def check_time(self) -> None:
+        """Gives up what is late. Called each second."""
+        self.drop_unwanted()
+        now = time.monotonic()
+        for worker in list(self._busy):
+            if now - worker.since > self._limits.timeout:
+                logger.warning(
+                    "A worker (cores %s) has computed for %.0f s, and is replaced.",
+                    list(worker.placement.cores),
+                    now - worker.since,
+                )
+                worker.abort()
+
+    def drop_unwanted(self) -> None:
+        """Drops requests that wait, but whose client has left, or whose time is over."""
+        now = time.monotonic()
+        self.line.remove(lambda pending: pending.incoming.has_left)
+        for pending in self.line.remove(lambda pending: now > pending.deadline):
+            self._counters.rejected("deadline")
+            pending.refuse(Refusal(504, _LATE))
+
+    def drop_unserved(self, is_served: Callable[[Key], bool]) -> None:
+        """Refuses requests that wait for what no worker has any more."""
+        for pending in self.line.remove(lambda pending: not is_served(pending.key)):
+            pending.refuse(Refusal(404, not_found(pending.key)))
+
+
+def not_found(key: Key) -> str:
+    """Returns TensorFlow Serving's text for a model or version that is not served."""
+    model, version = key
+    what = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+    return f"Servable not found for request: {what}"

@@ -1,0 +1,242 @@
+"""The workers of a server: N that answer, replaced when they die and when versions change.
+
+A change of the versions reaches one worker first. If a version cannot be loaded there, the other
+workers go on with what they have. Otherwise they are replaced one after another, each by a new
+process that is ready before the old one leaves:
+
+    slot 0   old ------> leaves
+                  new starts, loads, warms up -> answers
+    slot 1   old ----------------------------------------> leaves
+                                                 new starts ... -> answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from nanotf.console import logger
+from nanotf.machine import topology
+from nanotf.serving.exchange import Loaded, WorkerOptions
+from nanotf.serving.front.serving_worker import ServingWorker
+from nanotf.serving.front.waiting_line import Key
+from nanotf.serving.repository.model_sources import ModelVersion
+
+LOADING, AVAILABLE, UNLOADING, END = "LOADING", "AVAILABLE", "UNLOADING", "END"
+_PAUSE = 0.25  # seconds before another worker starts after one died while it loaded; then doubled
+_LONGEST_PAUSE = 30.0
+_MOST_DEATHS = 3  # of workers, before what they were to load counts as what kills them
+
+
+@dataclasses.dataclass
+class _Slot:
+    """The place of one worker, on its cores."""
+
+    placement: topology.Placement
+    worker: ServingWorker | None = None  # that answers
+    coming: ServingWorker | None = None  # that is to take its place
+    deaths: int = 0  # of workers that died while they loaded, one after another
+    is_pausing: bool = False  # after such a death
+
+
+class Fleet:
+    """The workers.
+
+    Args:
+        plan: the cores of each.
+        options: what each is to do; its versions are replaced.
+        on_free: called with a worker that may get requests.
+        on_lost: called with a worker that died with requests.
+
+    Attributes:
+        failed: dict of a version to why it could not be loaded.
+    """
+
+    def __init__(
+        self,
+        plan: topology.Plan,
+        options: WorkerOptions,
+        on_free: Callable[[ServingWorker], None],
+        on_lost: Callable[[ServingWorker], None],
+    ) -> None:
+        self._slots = [_Slot(placement) for placement in plan.placements]
+        self._options = options
+        self._on_free, self._on_lost = on_free, on_lost
+        self._wanted: frozenset[ModelVersion] = frozenset()
+        self._known: dict[ModelVersion, None] = {}  # all that were wanted, in order
+        self.failed: dict[ModelVersion, str] = {}
+        self._loaded: dict[ModelVersion, Loaded] = {}
+        self._is_ending = False
+        self.restarts = 0  # of workers that died
+        self._news = asyncio.Event()  # set when `first_ready` may have come true
+
+    # ----------------------------------------------------------------------------------- wishes
+    def want(self, versions: Iterable[ModelVersion]) -> None:
+        """Serves these versions from now on, as soon as they are loaded."""
+        self._wanted = frozenset(versions)
+        self._known.update(dict.fromkeys(sorted(self._wanted, key=_order)))
+        # Files that have changed are another version: what failed is tried again.
+        self.failed = {
+            version: why for version, why in self.failed.items() if version in self._wanted
+        }
+        self._continue()
+
+    @property
+    def _target(self) -> tuple[ModelVersion, ...]:
+        return tuple(sorted(self._wanted - self.failed.keys(), key=_order))
+
+    def _continue(self) -> None:
+        """Starts the next worker that is missing, or that must be replaced."""
+        if self._is_ending or not self._target:
+            return
+        for slot in self._slots:
+            if slot.worker is None and slot.coming is None and not slot.is_pausing:
+                self._start(slot)
+        if any(slot.coming is not None for slot in self._slots):
+            return  # one after another
+        for slot in self._slots:
+            is_old = slot.worker is not None and slot.worker.options.versions != self._target
+            if is_old and not slot.is_pausing:
+                self._start(slot)
+                return
+
+    def _start(self, slot: _Slot) -> None:
+        options = dataclasses.replace(self._options, versions=self._target)
+        slot.coming = ServingWorker(slot.placement, options, self._has_loaded, self._has_gone)
+
+    # ----------------------------------------------------------------------------------- events
+    def _has_loaded(self, worker: ServingWorker) -> None:
+        slot = self._slot_of(worker)
+        if slot is None:  # the server ends
+            worker.kill()
+            return
+        for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
+            if loaded.error:
+                self.failed.setdefault(version, loaded.error)
+            else:
+                self._loaded[version] = loaded
+        old, slot.worker, slot.coming, slot.deaths = slot.worker, worker, None, 0
+        if old is not None:
+            old.leave()
+        self._news.set()
+        self._on_free(worker)
+        self._continue()
+
+    def _has_gone(self, worker: ServingWorker, said: str) -> None:
+        slot = self._slot_of(worker)
+        if worker.batch:
+            self._on_lost(worker)
+        if slot is not None and not self._is_ending:
+            logger.warning("%s Another one starts.", said)
+            self.restarts += 1
+            if slot.worker is worker:
+                slot.worker = None
+            else:
+                self._has_died_loading(slot, worker, said)
+            self._continue()
+        self._news.set()
+
+    def _has_died_loading(self, slot: _Slot, worker: ServingWorker, said: str) -> None:
+        slot.coming = None
+        slot.deaths += 1
+        if slot.deaths >= _MOST_DEATHS:
+            new = [v for v in worker.options.versions if v not in self._loaded]
+            self.failed.update(dict.fromkeys(new, said))
+
+        def resume() -> None:
+            slot.is_pausing = False
+            self._continue()
+
+        slot.is_pausing = True
+        pause = min(_LONGEST_PAUSE, _PAUSE * 2**slot.deaths)
+        asyncio.get_running_loop().call_later(pause, resume)
+
+    def _slot_of(self, worker: ServingWorker) -> _Slot | None:
+        for slot in self._slots:
+            if worker in (slot.worker, slot.coming):
+                return slot
+        return None
+
+    # ------------------------------------------------------------------------------------ facts
+    @property
+    def workers(self) -> list[ServingWorker]:
+        """The workers that take requests."""
+        return [s.worker for s in self._slots if s.worker is not None and s.worker.is_ready]
+
+    @property
+    def size(self) -> int:
+        """The number of workers that there are to be."""
+        return len(self._slots)
+
+    def models(self) -> list[str]:
+        """The names of the models that were ever wanted."""
+        return list(dict.fromkeys(version.model for version in self._known))
+
+    def served(self, model: str) -> dict[int, Loaded]:
+        """Returns what workers serve of a model, by the version's number."""
+        found = {}
+        for worker in self.workers:
+            for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
+                if version.model == model and not loaded.error:
+                    found[version.number] = loaded
+        return found
+
+    def states(self, model: str) -> list[tuple[int, str, str]]:
+        """Returns the versions of a model; see `ServerState.states`."""
+        served, found = self.served(model), {}
+        for version in self._known:  # of the same number, the files that came last count
+            if version.model == model:
+                found[version.number] = self._state_of(version, served)
+        return [(number, *found[number]) for number in sorted(found, reverse=True)]
+
+    def _state_of(self, version: ModelVersion, served: Mapping[int, Loaded]) -> tuple[str, str]:
+        if version in self.failed:
+            return (AVAILABLE if version.number in served else END), self.failed[version]
+        if version.number in served:
+            return (AVAILABLE if version in self._wanted else UNLOADING), ""
+        return (LOADING if version in self._wanted else END), ""
+
+    def is_promised(self, key: Key) -> bool:
+        """Returns True if a version is wanted that workers served before, or are to serve."""
+        model, number = key
+        return any(
+            version.model == model and number in (None, version.number) for version in self._target
+        )
+
+    def is_ready(self) -> bool:
+        """Returns True if each model that is wanted has a version that a worker serves."""
+        return bool(self._wanted) and all(self.served(each.model) for each in self._wanted)
+
+    async def settled(self) -> None:
+        """Waits until the server can answer for all models, or never will.
+
+        Raises:
+            StartFailed: A model has no version that can be loaded.
+        """
+        while not self.is_ready():
+            for model in {version.model for version in self._wanted}:
+                versions = [version for version in self._wanted if version.model == model]
+                if all(version in self.failed for version in versions):
+                    raise StartFailed(self.failed[versions[0]])
+            self._news.clear()
+            await self._news.wait()
+
+    # -------------------------------------------------------------------------------------- end
+    async def end(self) -> None:
+        """Ends all workers, and waits until they have ended."""
+        self._is_ending = True
+        waiting = [w for s in self._slots for w in (s.worker, s.coming) if w is not None]
+        for worker in waiting:
+            worker.kill()
+        while not all(worker.is_gone for worker in waiting):
+            self._news.clear()
+            await self._news.wait()
+
+
+class StartFailed(Exception):
+    """The server cannot answer for a model."""
+
+
+def _order(version: ModelVersion) -> tuple[str, int]:
+    return version.model, version.number

@@ -1,0 +1,285 @@
+"""HTTP/1.1 for a client's connection: limits, timeouts, one answer after another.
+
+llhttp parses (httptools). This protocol takes a tenth of the time that an ASGI server takes for a
+small request, and limits what ASGI servers leave to a proxy: the time for the headers of a request
+and for its body, their size, and a body that is too large before it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import http
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httptools
+
+from nanotf.serving.interface import Answer
+
+MAX_HEADERS = 1 << 16  # bytes of a request's first line and headers
+HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
+BODY_SECONDS = 60.0  # from there to the end of its body
+IDLE_SECONDS = 75.0  # between two requests; longer than that of usual proxies
+_MOST_WAITING = 16  # requests that a client sends before it has read the answers
+_REASONS = {status.value: status.phrase for status in http.HTTPStatus}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_IDLE, _HEADERS, _BODY, _COMPLETE = range(4)
+_LIMITS = {_IDLE: IDLE_SECONDS, _HEADERS: HEADER_SECONDS, _BODY: BODY_SECONDS}
+
+
+@dataclasses.dataclass
+class Incoming:
+    """A request as it has come."""
+
+    connection: HttpConnection
+    method: str
+    path: str  # percent-encoded, with the query
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+    began: float  # the loop's time
+    keeps_open: bool
+
+    def reply(self, answer: Answer) -> None:
+        """Sends the answer, unless the client has left. Called once."""
+        self.connection.reply(self, answer)
+
+    @property
+    def has_left(self) -> bool:
+        """True if the client has closed the connection."""
+        return self.connection.is_closed
+
+
+class Desk(Protocol):
+    """What answers requests."""
+
+    most_bytes: int  # of a body
+    is_leaving: bool  # whether connections end after their next answer
+
+    def take(self, incoming: Incoming) -> None:
+        """Answers a request, now or later."""
+
+    def broken(self, status: int, text: str) -> Answer:
+        """Returns the answer to what is no request, or too large or slow a one."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """A client's connection.
+
+    Args:
+        desk: what answers.
+        open_connections: those that are open; this adds itself.
+        now: returns the loop's time.
+    """
+
+    def __init__(
+        self, desk: Desk, open_connections: set[HttpConnection], now: Callable[[], float]
+    ) -> None:
+        self._desk, self._open, self._now = desk, open_connections, now
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self.is_closed = False
+        self._state, self._since = _IDLE, now()
+        self._waiting: collections.deque[Incoming] = collections.deque()
+        self._is_answering = False
+        self._ends = False  # after the answers that wait
+        self._clear()
+
+    def _clear(self) -> None:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        found = self._transport.get_extra_info("peername")
+        return str(found[0]) if found else ""
+
+    # --------------------------------------------------------------------- from the transport
+    def connection_made(self, transport: Any) -> None:
+        """Begins."""
+        self._transport = transport
+        self._open.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Ends. Requests that wait are dropped: nobody would read their answers."""
+        self.is_closed = True
+        self._open.discard(self)
+        self._waiting.clear()
+
+    def eof_received(self) -> bool:
+        """Keeps the connection open for the answers of a client that has sent all."""
+        self._ends = True
+        return bool(self._is_answering)
+
+    def pause_writing(self) -> None:
+        """Stops reading while the client does not read: its answers would fill the memory."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Reads again."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what has come."""
+        if self._ends:
+            return
+        if self._state in (_IDLE, _HEADERS):
+            self._enter(_HEADERS)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._break(400, "This server speaks HTTP/1.1, and no other protocol.")
+        except _TooMuch as error:
+            self._break(error.status, str(error))
+        except httptools.HttpParserError as error:
+            # A limit that a callback has raised is the parser's cause.
+            cause = error.__context__
+            if isinstance(cause, _TooMuch):
+                self._break(cause.status, str(cause))
+            else:
+                self._break(400, f"Not a request of HTTP/1.1: {error}")
+
+    # ------------------------------------------------------------------------ from the parser
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._clear()
+        self._enter(_HEADERS)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path."""
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. One that comes twice is a list, by RFC 9110."""
+        self._count(len(name) + len(value) + 4)
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        before = self._headers.get(key)
+        self._headers[key] = text if before is None else f"{before}, {text}"
+
+    def _count(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        if self._head_bytes > MAX_HEADERS:
+            raise _TooMuch(431, f"The headers must have at most {MAX_HEADERS} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """The headers end."""
+        self._enter(_BODY)
+        length = self._headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._desk.most_bytes:
+            raise self._too_large(int(length))
+        if self._headers.get("expect", "").lower() == "100-continue":
+            self._transport.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._pieces.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._desk.most_bytes:
+            raise self._too_large(self._body_bytes)
+
+    def _too_large(self, nbytes: int) -> _TooMuch:
+        most = self._desk.most_bytes
+        return _TooMuch(413, f"A body must have at most {most} bytes. Received: {nbytes}.")
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        pieces = self._pieces
+        incoming = Incoming(
+            self,
+            self._parser.get_method().decode("latin-1"),
+            self._url.decode("latin-1"),
+            self._headers,
+            pieces[0] if len(pieces) == 1 else b"".join(pieces),
+            self._since,
+            bool(self._parser.should_keep_alive()),
+        )
+        self._enter(_COMPLETE)
+        self._clear()
+        self._waiting.append(incoming)
+        if len(self._waiting) == _MOST_WAITING:
+            self._transport.pause_reading()
+        self._next()
+
+    # -------------------------------------------------------------------------------- answers
+    def _next(self) -> None:
+        if self._waiting and not self._is_answering:
+            self._is_answering = True
+            self._desk.take(self._waiting.popleft())
+
+    def reply(self, incoming: Incoming, answer: Answer) -> None:
+        """Sends the answer to the request that the desk has taken."""
+        if self.is_closed:
+            return
+        closes = self._desk.is_leaving or not incoming.keeps_open
+        self._write(answer, closes, with_body=incoming.method != "HEAD")
+        self._is_answering = False
+        if closes or (self._ends and not self._waiting):
+            self._transport.close()
+            return
+        if self._state == _COMPLETE and not self._waiting:
+            self._enter(_IDLE)
+        if len(self._waiting) == _MOST_WAITING - 1:
+            self._transport.resume_reading()
+        self._next()
+
+    def _write(self, answer: Answer, closes: bool, with_body: bool = True) -> None:
+        head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}\r\n"
+        if answer.content_type:
+            head += f"content-type: {answer.content_type}\r\n"
+        for name, value in answer.headers:
+            head += f"{name}: {value}\r\n"
+        head += f"content-length: {len(answer.body)}\r\n"
+        head += "connection: close\r\n\r\n" if closes else "\r\n"
+        self._transport.write(head.encode("latin-1") + (answer.body if with_body else b""))
+
+    def _break(self, status: int, text: str) -> None:
+        """Answers what is no request, and ends the connection: nobody knows where another begins.
+
+        Requests before it are answered first.
+        """
+        self._ends = True
+        if self._is_answering:  # the answer would be taken for that of the request before
+            return
+        self._write(self._desk.broken(status, text), closes=True)
+        self._transport.close()
+
+    # ----------------------------------------------------------------------------------- time
+    def _enter(self, state: int) -> None:
+        if state != self._state:
+            self._state, self._since = state, self._now()
+
+    def check_time(self, now: float) -> None:
+        """Ends the connection if its client lets the server wait too long. Called each second."""
+        limit = _LIMITS.get(self._state)
+        if limit is None or self._is_answering or now - self._since < limit:
+            return
+        if self._state == _IDLE:
+            self._transport.close()
+        else:
+            self._break(408, f"A request must be whole within {limit:g} s.")
+
+    def leave(self) -> None:
+        """Ends the connection if it waits for a request."""
+        if self._state == _IDLE and not self._is_answering:
+            self._transport.close()
+
+
+class _TooMuch(Exception):
+    """A request exceeds a limit.
+
+    Args:
+        status: of the answer.
+        text: for the client.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status

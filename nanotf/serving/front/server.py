@@ -1,0 +1,263 @@
+"""A server, from its start to its end: the loop that holds all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import uvloop
+
+from nanotf.console import logger, say
+from nanotf.errors import InvalidArgumentError, NanoError
+from nanotf.machine import topology
+from nanotf.serving.exchange import WorkerOptions
+from nanotf.serving.front.counters import Counters
+from nanotf.serving.front.desk import Desk
+from nanotf.serving.front.dispatcher import Dispatcher, Limits
+from nanotf.serving.front.fleet import Fleet, StartFailed
+from nanotf.serving.front.http_connection import HttpConnection, Incoming
+from nanotf.serving.interface import Answer, Interface
+from nanotf.serving.repository.repository import Repository, Wanted
+from nanotf.wire import files
+
+_BACKLOG = 2048  # connections that wait to be accepted
+_TICK = 1.0  # seconds between looks at what is late
+END_SECONDS = 25.0  # for requests that run at SIGTERM; a container's platform kills after 30
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """What a server is to do."""
+
+    repository: Repository
+    interfaces: tuple[type[Interface], ...]
+    plan: topology.Plan
+    limits: Limits
+    most_bytes: int  # of a request's body
+    engine: str | None = None  # of `nanotf.inference`
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0 for any that is free
+    poll: float = 1.0  # seconds between looks for new versions; 0 for none
+    drain_delay: float = 0.0  # seconds between SIGTERM and the end of new connections
+    ready_file: pathlib.Path | None = None  # gets the port and the process id
+    access_log: str | None = None  # "text", "json" or None
+
+
+class Server:
+    """A server in this process. It is made in a running loop.
+
+    Args:
+        options: what it is to do.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._connections: set[HttpConnection] = set()
+        self._counters = Counters()
+        self._dispatcher = Dispatcher(options.limits, self._counters)
+        work = WorkerOptions(
+            (),
+            options.interfaces,
+            options.engine,
+            len(options.plan.placements[0].cores),
+            options.limits.most_rows,
+            options.most_bytes,
+        )
+        on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
+        self._fleet = Fleet(options.plan, work, on_free, on_lost)
+        self._desk = Desk(
+            [each() for each in options.interfaces],
+            self._fleet,
+            self._dispatcher,
+            self._counters,
+            options.most_bytes,
+            options.limits.timeout,
+            None if options.access_log is None else _access_log(options.access_log),
+        )
+        self._desk.default_model = options.repository.default_model
+        self._counters.gauges |= {
+            "nanotf_queue_requests": lambda: self._dispatcher.line.count,
+            "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
+            "nanotf_workers": lambda: len(self._fleet.workers),
+            "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
+        }
+        self._stops = asyncio.Event()
+        self._signals = 0
+        self._now = time.monotonic
+
+    async def run(self) -> int:
+        """Serves until SIGTERM or SIGINT.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            NanoError: The server cannot start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end)
+        listener = await self._listen()
+        tasks = [loop.create_task(self._tick())]
+        try:
+            await self._look()
+            tasks.append(loop.create_task(self._poll()))
+            started = loop.create_task(self._started(listener))
+            tasks.append(started)
+            stops = loop.create_task(self._stops.wait())
+            await asyncio.wait([started, stops], return_when=asyncio.FIRST_COMPLETED)
+            if started.done():
+                started.result()
+            await stops
+            await self._drain(listener)
+        finally:
+            for task in tasks:
+                task.cancel()
+            listener.close()
+            await self._fleet.end()
+        return 0
+
+    # ------------------------------------------------------------------------------------ start
+    async def _listen(self) -> asyncio.Server:
+        options, loop = self._options, asyncio.get_running_loop()
+        try:
+            return await loop.create_server(
+                lambda: HttpConnection(self._desk, self._connections, self._now),
+                options.host,
+                options.port,
+                backlog=_BACKLOG,
+            )
+        except (OSError, socket.gaierror) as error:
+            raise InvalidArgumentError(
+                "The server must be able to listen on its address. Received: "
+                f"{options.host}, port {options.port}: {error.strerror or error}. Choose another "
+                "--port, or --port 0 for any that is free."
+            ) from None
+
+    async def _started(self, listener: asyncio.Server) -> None:
+        begin = time.monotonic()
+        port = listener.sockets[0].getsockname()[1]
+        try:
+            await self._fleet.settled()
+        except StartFailed as error:
+            raise ServerFailed(f"The server cannot serve a model: {error}") from None
+        if self._options.ready_file is not None:
+            files.write_json(self._options.ready_file, {"port": port, "pid": os.getpid()})
+        names = ", ".join(
+            f"{model} (version {max(self._fleet.served(model))})" for model in self._desk.models()
+        )
+        say(
+            f"serves {names} on http://{self._options.host}:{port} with "
+            f"{self._fleet.size} workers, ready after {time.monotonic() - begin:.1f} s"
+        )
+        self._tell_of_rows()
+
+    def _tell_of_rows(self) -> None:
+        for model in self._desk.models():
+            for loaded in self._fleet.served(model).values():
+                for signature, reason in loaded.kept_together.items():
+                    logger.warning(
+                        "Requests for %s (%s) are computed one by one: their rows may depend on "
+                        "each other: %s.",
+                        model,
+                        signature,
+                        reason,
+                    )
+
+    # ----------------------------------------------------------------------------------- always
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
+        self._desk.labels = wanted.labels
+        self._fleet.want(wanted.versions)
+
+    async def _poll(self) -> None:
+        while self._options.poll:
+            await asyncio.sleep(self._options.poll)
+            try:
+                await self._look()
+            except NanoError as error:  # what is served stays
+                logger.warning("%s", error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            now = self._now()
+            for connection in list(self._connections):
+                connection.check_time(now)
+            self._dispatcher.check_time()
+            self._dispatcher.drop_unserved(self._desk.is_served)
+
+    # -------------------------------------------------------------------------------------- end
+    def _asked_to_end(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + signal.SIGTERM)  # the workers end with this process
+        self._stops.set()
+
+    async def _drain(self, listener: asyncio.Server) -> None:
+        """Answers what has come, and nothing that comes later."""
+        self._desk.is_leaving = True
+        await asyncio.sleep(self._options.drain_delay)
+        listener.close()
+        end = self._now() + END_SECONDS
+        while self._now() < end and not (self._dispatcher.is_idle and not self._connections):
+            for connection in list(self._connections):
+                connection.leave()
+            await asyncio.sleep(0.02)
+
+
+class ServerFailed(NanoError, RuntimeError):
+    """A server could not start."""
+
+
+def serve(options: ServerOptions) -> int:
+    """Serves until this process is asked to end.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        NanoError: The server cannot start.
+    """
+
+    async def run() -> int:
+        return await Server(options).run()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        return uvloop.run(run())
+    return 128 + signal.SIGINT
+
+
+def _access_log(form: str) -> Any:
+    def log(incoming: Incoming, model: str, answer: Answer) -> None:
+        seconds = time.monotonic() - incoming.began
+        entry = {
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "client": incoming.connection.client,
+            "method": incoming.method,
+            "path": incoming.path,
+            "model": model,
+            "status": answer.status,
+            "bytes": len(answer.body),
+            "ms": round(1000 * seconds, 3),
+        }
+        line = json.dumps(entry) if form == "json" else _as_text(list(entry.values()))
+        print(line, file=sys.stderr)
+
+    return log
+
+
+def _as_text(values: Sequence[Any]) -> str:
+    return " ".join(str(value) or "-" for value in values)

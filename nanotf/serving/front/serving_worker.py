@@ -1,0 +1,203 @@
+"""A worker of a server, as the front sees it: a pool of one process, which answers until it ends.
+
+    front's loop                     thread of this worker         worker
+      |  start ->                      |  starts the pool            |  forked, pinned
+      |                                |  order: serve ->            |  loads the models
+      |  <- on_loaded                  |                             |
+      |  requests and answers over the link, in the loop             |
+      |  <- on_gone                    |  <- the process has ended   |
+
+Each version of a server's models gets new processes, so that the memory of old ones comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nanotf.console import logger, pass_on
+from nanotf.errors import NanoError
+from nanotf.machine import topology
+from nanotf.pool.items import ItemPool, WorkerGone
+from nanotf.pool.transports import CALLS
+from nanotf.serving import exchange
+from nanotf.serving.exchange import Loaded, WorkerOptions
+from nanotf.serving.front.waiting_line import Key, Pending
+from nanotf.serving.interface import Answer
+from nanotf.serving.link import Link, LinkClosed
+from nanotf.wire import messages
+
+_EVENT_SECONDS = 5.0  # between looks whether the process lives, if its channel does not tell
+
+
+class ServingWorker:
+    """A worker, from before its start to after its end.
+
+    All but `_run` happens in the loop's thread.
+
+    Args:
+        placement: its cores.
+        options: what it is to do.
+        on_loaded: called once it has loaded its models.
+        on_gone: called once it has ended, with what it says of itself.
+
+    Attributes:
+        loaded: list of `Loaded` in the order of `options.versions`; empty before.
+        batch: list of `Pending`, what it computes now.
+        since: float, the loop's time at which it got that.
+        is_leaving: bool, whether it gets no more requests.
+    """
+
+    def __init__(
+        self,
+        placement: topology.Placement,
+        options: WorkerOptions,
+        on_loaded: Callable[[ServingWorker], None],
+        on_gone: Callable[[ServingWorker, str], None],
+    ) -> None:
+        self.placement, self.options = placement, options
+        self._on_loaded, self._on_gone = on_loaded, on_gone
+        self.loaded: list[Loaded] = []
+        self.batch: list[Pending] = []
+        self.since = 0.0
+        self.is_leaving = self.is_gone = False
+        self._on_answers: Callable[[float, list[tuple[Answer, int]]], None] | None = None
+        self._places: dict[Key, int] = {}
+        self._pool: ItemPool | None = None
+        self._ending = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._link, self._theirs = Link.pair()
+        self._loop.add_reader(self._link.sock, self._receive)
+        thread = threading.Thread(target=self._run, name="nanotf-serving", daemon=True)
+        thread.start()
+
+    # ------------------------------------------------------------------------------- in a thread
+    def _run(self) -> None:
+        try:
+            said = self._live()
+        except NanoError as error:
+            said = str(error)
+        except BaseException as error:  # nobody else would tell the loop
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            self._theirs.close()
+        self._tell(self._gone, said)
+
+    def _live(self) -> str:
+        """Starts the process, and waits for its end; returns what there is to say about it."""
+        plan = topology.Plan((dataclasses.replace(self.placement, rank=0),))
+        pool = ItemPool(plan, CALLS)
+        try:
+            self._pool = pool
+            body = pickle.dumps((exchange.serve, (self.options,)))
+            theirs = self._theirs.fileno()
+            pool.send_to(0, messages.Order(pool.next_order(), body, descriptors=(theirs,)))
+            self._theirs.close()
+            return self._said(pool)
+        finally:
+            pool.kill()
+
+    def _said(self, pool: ItemPool) -> str:
+        while not self._ending.is_set():
+            event = pool.event(_EVENT_SECONDS)
+            found = None if event is None else event[1]
+            if isinstance(found, messages.Printed):
+                pass_on("stderr", found.text)
+            elif isinstance(found, WorkerGone):
+                return found.worker.died("serving").what
+            elif isinstance(found, messages.OrderFailed):
+                return f"A worker of the server has failed:\n{found.traceback}"
+            elif isinstance(found, messages.OrderDone):
+                return ""
+        return ""
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # ------------------------------------------------------------------------------- in the loop
+    def place_of(self, key: Key) -> int | None:
+        """Returns the place of the version that answers requests for a key; None for none."""
+        return self._places.get(key)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it takes requests, now or after those that it has."""
+        return bool(self.loaded) and not self.is_leaving and not self.is_gone
+
+    def ask(
+        self,
+        place: int,
+        batch: Sequence[Pending],
+        then: Callable[[float, list[tuple[Answer, int]]], None],
+    ) -> None:
+        """Gives it requests for one version.
+
+        Args:
+            then: called with the seconds that it took, and the answers with the rows of each.
+        """
+        self.batch, self._on_answers = list(batch), then
+        self.since = time.monotonic()
+        try:
+            exchange.ask(self._link, place, [each.request for each in batch])
+        except LinkClosed:
+            pass  # it has died: `_gone` follows, and handles the batch
+        except OSError as error:  # no memory, no descriptors
+            logger.warning("A worker could not be given requests: %s", error)
+            self.abort()
+
+    def _receive(self) -> None:
+        try:
+            if not self.loaded:
+                header, _ = self._link.receive()
+                self._load(header)
+                return
+            seconds, answers = exchange.answers(self._link)
+        except LinkClosed:
+            self._loop.remove_reader(self._link.sock)
+            return
+        assert self._on_answers is not None, "it answers what it was asked"
+        then, self._on_answers, self.batch = self._on_answers, None, []
+        then(seconds, answers)
+        if self.is_leaving and not self.batch:
+            self.kill()
+
+    def _load(self, loaded: list[Loaded]) -> None:
+        self.loaded = loaded
+        for place, (version, found) in enumerate(zip(self.options.versions, loaded, strict=True)):
+            if not found.error:
+                self._places[version.model, version.number] = place
+        for model in {model for model, _ in self._places}:
+            latest = max(number or 0 for name, number in self._places if name == model)
+            self._places[model, None] = self._places[model, latest]
+        self._on_loaded(self)
+
+    def leave(self) -> None:
+        """Ends it as soon as it has answered what it has."""
+        self.is_leaving = True
+        if not self.batch:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once, for good."""
+        self.is_leaving = True
+        self._ending.set()
+        self.abort()
+
+    def abort(self) -> None:
+        """Kills the process, as if it had died."""
+        pool = self._pool
+        if pool is not None:
+            pool.kill_workers()  # its end wakes the thread
+
+    def _gone(self, said: str) -> None:
+        self.is_gone = True
+        self._loop.remove_reader(self._link.sock)
+        self._link.close()
+        self._on_gone(self, said)
