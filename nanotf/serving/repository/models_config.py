@@ -1,0 +1,180 @@
+"""Reads `models.config`, the file that tells TensorFlow Serving which models to serve.
+
+It is a protobuf message as text. Its descriptor is made here, at run time: the published one comes
+with a package that imports TensorFlow. Fields that nanotf does not know are rejected. Source:
+tensorflow_serving/config/model_server_config.proto, sources/storage_path/
+file_system_storage_path_source.proto.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError
+from nanotf.serving.repository.model_layouts import check_distinct
+from nanotf.serving.repository.model_sources import (
+    LATEST,
+    Source,
+    VersionPolicy,
+    check_model_name,
+)
+from nanotf.serving.repository.stamps import stamp_of
+
+_PACKAGE = "nanotf.serving"
+_PLATFORM = "tensorflow"
+_INT64, _UINT32, _STRING, _MESSAGE = 3, 13, 9, 11  # FieldDescriptorProto.Type
+# By message: each field's name, number, and type, which is the name of a message in places; "*"
+# marks repeated ones, "|" those of a oneof.
+_FIELDS: dict[str, list[tuple[str, int, int | str, str]]] = {
+    "Latest": [("num_versions", 1, _UINT32, "")],
+    "All": [],
+    "Specific": [("versions", 1, _INT64, "*")],
+    "ServableVersionPolicy": [
+        ("latest", 100, "Latest", "|"),
+        ("all", 101, "All", "|"),
+        ("specific", 102, "Specific", "|"),
+    ],
+    # A map from text to numbers, as the text format writes it.
+    "VersionLabel": [("key", 1, _STRING, ""), ("value", 2, _INT64, "")],
+    "ModelConfig": [
+        ("name", 1, _STRING, ""),
+        ("base_path", 2, _STRING, ""),
+        ("model_platform", 4, _STRING, ""),
+        ("model_version_policy", 7, "ServableVersionPolicy", ""),
+        ("version_labels", 8, "VersionLabel", "*"),
+    ],
+    "ModelConfigList": [("config", 1, "ModelConfig", "*")],
+    "ModelServerConfig": [("model_config_list", 1, "ModelConfigList", "|")],
+}
+
+
+class ConfigFile:
+    """The models of a `models.config`. A changed file is read again; it is the whole truth.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InvalidArgumentError: It cannot be read, or says something that nanotf cannot do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(os.path.abspath(path))
+        try:
+            self._stamp = stamp_of(self.path)
+            self._sources = sources_in(self.path.read_bytes(), str(self.path))
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"--config must be a file that can be read. Received: {self.path} ({error})."
+            ) from None
+        self._read = self._stamp
+
+    def sources(self) -> Sequence[Source]:
+        """Returns the models.
+
+        Raises:
+            OSError: The file is not there, or the file system does not answer.
+            InvalidArgumentError: It has changed, and cannot be used.
+        """
+        before, self._stamp = self._stamp, stamp_of(self.path)
+        # Not while it is being written: what was written so far could be a whole message.
+        if self._stamp == before and self._stamp != self._read:
+            self._sources = sources_in(self.path.read_bytes(), str(self.path))
+            self._read = before
+        return self._sources
+
+
+def sources_in(text: bytes, where: str) -> list[Source]:
+    """Returns the models that the content of a `models.config` names.
+
+    Args:
+        where: what to call the file in messages.
+
+    Raises:
+        InvalidArgumentError: It cannot be read, or says something that nanotf cannot do.
+    """
+    from google.protobuf import text_format
+
+    config = _message_class()()
+    try:
+        text_format.Parse(text.decode(), config)
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"--config must be a ModelServerConfig of TensorFlow Serving, as text. Received: "
+            f"{where} ({error})."
+        ) from None
+    if not config.HasField("model_config_list"):
+        raise InvalidArgumentError(
+            f"--config must have a model_config_list. Received: {where}, which has none."
+        )
+    sources = [_source(each, where) for each in config.model_config_list.config]
+    check_distinct(sources)
+    return sources
+
+
+def _source(config: Any, where: str) -> Source:
+    name = check_model_name(config.name, f"Change it in {where}.")
+    path = pathlib.Path(config.base_path)
+    if not path.is_absolute():
+        raise InvalidArgumentError(
+            f"base_path must be an absolute path on this machine. Received: {config.base_path!r} "
+            f"of the model {name!r} in {where}."
+        )
+    if config.model_platform not in ("", _PLATFORM):
+        raise InvalidArgumentError(
+            f"model_platform must be {_PLATFORM!r}. Received: {config.model_platform!r} of the "
+            f"model {name!r} in {where}."
+        )
+    labels = tuple((label.key, label.value) for label in config.version_labels)
+    return Source(name, path, None, _policy(config, name, where), labels)
+
+
+def _policy(config: Any, name: str, where: str) -> VersionPolicy:
+    policy = config.model_version_policy
+    choice = policy.WhichOneof("choice")
+    if choice == "latest":
+        return VersionPolicy(limit=policy.latest.num_versions or 1)
+    if choice != "specific":
+        return LATEST if choice is None else VersionPolicy()
+    if not policy.specific.versions:
+        raise InvalidArgumentError(
+            f"The policy `specific` must name versions. Received: none, of the model {name!r} in "
+            f"{where}."
+        )
+    return VersionPolicy(only=frozenset(policy.specific.versions))
+
+
+@functools.cache
+def _message_class() -> Any:
+    """Makes the class of `ModelServerConfig`."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"--config needs protobuf, which comes with TensorFlow. Received: {error}. Install it: "
+            "pip install protobuf."
+        ) from error
+    file = descriptor_pb2.FileDescriptorProto(
+        name="nanotf/models_config.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        if any(mark == "|" for *_, mark in fields):
+            message.oneof_decl.add(name="choice")
+        for field_name, number, kind, mark in fields:
+            field = message.field.add(name=field_name, number=number, label=3 if mark == "*" else 1)
+            field.type = _MESSAGE if isinstance(kind, str) else kind
+            if isinstance(kind, str):
+                field.type_name = f".{_PACKAGE}.{kind}"
+            if mark == "|":
+                field.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()  # of its own: names clash with nobody's
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelServerConfig")
+    if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22
+        return message_factory.GetMessageClass(descriptor)
+    return message_factory.MessageFactory(pool).GetPrototype(descriptor)

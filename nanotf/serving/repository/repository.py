@@ -1,0 +1,231 @@
+"""Looks at the disk, and says which versions of which models are wanted.
+
+What a look finds of a version:
+
+    changed since the last look ------> as before: it is being written
+    unchanged, holds no model --------> no such version
+    unchanged, lacks parts -----------> as before, and one line in the log: a copy may have paused
+    unchanged and whole --------------> wanted, if the policy takes it
+
+So a version is wanted from the second look on that finds the same whole files, and stays wanted
+until its folder is gone or another whole content has replaced it. A model that had a version keeps
+its last ones, whatever becomes of the folder, and so do all if a file system does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from nanotf import console
+from nanotf.errors import InvalidArgumentError
+from nanotf.serving.repository import model_files
+from nanotf.serving.repository.model_layouts import check_distinct
+from nanotf.serving.repository.model_sources import ModelVersion, Source, Wanted, version_number
+from nanotf.serving.repository.stamps import stamp_of
+
+# A file or folder that was there a moment ago.
+_GONE = (FileNotFoundError, NotADirectoryError)
+
+
+class Catalog(Protocol):
+    """A changing list of models, such as a file that names them."""
+
+    path: pathlib.Path
+
+    def sources(self) -> Sequence[Source]:
+        """Returns the models of now.
+
+        Raises:
+            OSError, InvalidArgumentError: They cannot be told now.
+        """
+
+
+class Repository:
+    """The models of a server. The first look after the start finds no version.
+
+    Args:
+        sources: models that are served all the time.
+        catalogs: lists of further models, asked at each look: `ConfigFile`, `ModelsFolder`.
+        default_model: str or None, the model of requests that name none. None for the first one.
+
+    Raises:
+        InvalidArgumentError: Two models have the same name, or the default model is none of them.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        catalogs: Sequence[Catalog] = (),
+        default_model: str | None = None,
+    ) -> None:
+        self._sources, self._catalogs, self._default = (
+            tuple(sources),
+            tuple(catalogs),
+            default_model,
+        )
+        self._listed = {catalog: tuple(catalog.sources()) for catalog in catalogs}
+        self._reports = _Reports()
+        check_distinct(self._all())
+        self._watches = {source.model: _Watch(source, self._reports) for source in self._all()}
+        if default_model is not None and default_model not in self._watches:
+            raise InvalidArgumentError(
+                f"The default model must be one of {', '.join(self._watches) or 'none'}. "
+                f"Received: {default_model!r}."
+            )
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of requests that name none; None if there is no such model now."""
+        names = [source.model for source in self._all()]
+        if self._default is not None:
+            return self._default if self._default in names else None
+        return names[0] if names else None
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models, with or without a version."""
+        return [source.model for source in self._all()]
+
+    def look(self) -> Wanted:
+        """Looks at the disk. To be called each second, by one thread at a time."""
+        for catalog in self._catalogs:
+            self._ask(catalog)
+        sources, before = self._all(), self._watches
+        self._watches = {}
+        for source in sources:
+            watch = before.get(source.model) or _Watch(source, self._reports)
+            watch.look(source)
+            self._watches[source.model] = watch
+        return Wanted(
+            frozenset(version for watch in self._watches.values() for version in watch.wanted),
+            {(source.model, label): n for source in sources for label, n in source.labels},
+        )
+
+    def _ask(self, catalog: Catalog) -> None:
+        before, problem = self._listed[catalog], ""
+        try:
+            # An empty folder of models is more likely not mounted than meant.
+            self._listed[catalog] = tuple(catalog.sources()) or before
+            check_distinct(self._all())
+        except (OSError, InvalidArgumentError) as error:
+            self._listed[catalog] = before
+            problem = f"The models stay as they were. {error}"
+        self._reports.say(str(catalog.path), problem)
+
+    def _all(self) -> list[Source]:
+        return [*self._sources, *(s for listed in self._listed.values() for s in listed)]
+
+
+class _Reports:
+    """Logs what is wrong with each place, once until it is well again."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def say(self, place: str, problem: str) -> None:
+        """Logs a problem.
+
+        Args:
+            place: what it is about.
+            problem: empty if there is none.
+        """
+        if problem and self._said.get(place) != problem:
+            console.logger.warning("%s", f"{place}: {problem}")
+        self._said[place] = problem
+
+
+class _Watch:
+    """The versions of one model."""
+
+    def __init__(self, source: Source, reports: _Reports) -> None:
+        self.wanted: frozenset[ModelVersion] = frozenset()
+        self._source, self._reports = source, reports
+        self._seen: dict[int, tuple[Any, ...]] = {}  # stamps of the last look, by number
+        self._whole: dict[int, ModelVersion] = {}
+
+    def look(self, source: Source) -> None:
+        """Finds the versions that are wanted now.
+
+        Args:
+            source: which may have changed.
+        """
+        if (source.path, source.code) != (self._source.path, self._source.code):
+            self._seen, self._whole = {}, {}
+        self._source = source
+        try:
+            found, problem = self._versions(), "It holds no version."
+        except OSError as error:
+            found, problem = None, f"The versions of {source.model!r} stay as they were. {error}"
+        chosen = self._chosen(found or {})
+        if found is not None:
+            self._seen = {n: stamp for n, stamp in self._seen.items() if n in chosen}
+            self._whole = {n: v for n, v in chosen.items() if v is not None}
+            self.wanted = frozenset(self._whole.values()) or self.wanted
+        self._reports.say(str(source.path), "" if found else problem)
+
+    def _versions(self) -> dict[int, pathlib.Path]:
+        """Returns the version folders that are there, by number."""
+        source = self._source
+        if source.number is not None:
+            os.stat(source.path)
+            return {source.number: source.path}
+        found: dict[int, pathlib.Path] = {}
+        with os.scandir(source.path) as entries:
+            names = sorted((e.name for e in entries if e.is_dir()), key=lambda n: (len(n), n))
+        for name in names:
+            number = version_number(name)
+            if number is not None:
+                found.setdefault(number, source.path / name)  # of 3 and 003 the shorter
+        return found
+
+    def _chosen(self, found: dict[int, pathlib.Path]) -> dict[int, ModelVersion | None]:
+        """Returns the versions that were looked at, latest first, until the policy had enough."""
+        policy = self._source.policy
+        chosen: dict[int, ModelVersion | None] = {}
+        count = 0
+        for number in policy.order(found):
+            if policy.limit is not None and count >= policy.limit:
+                break
+            chosen[number] = self._examined(number, found[number])
+            count += chosen[number] is not None
+        return chosen
+
+    def _examined(self, number: int, path: pathlib.Path) -> ModelVersion | None:
+        """Returns a version, or None if it cannot be served."""
+        before, known, problem = self._seen.pop(number, None), self._whole.get(number), ""
+        try:
+            stamp = stamp_of(path, self._source.code)
+            self._seen[number] = stamp
+            if stamp == before and (known is None or known.stamp != stamp):
+                known, problem = self._checked(number, path, stamp)
+            else:
+                return known
+        except _GONE:  # between two reads: it is being removed or replaced
+            pass
+        except OSError as error:
+            if before is not None:
+                self._seen[number] = before
+            problem = f"The version stays as it was. {error}"
+        self._reports.say(str(path), problem)
+        return known
+
+    def _checked(
+        self, number: int, path: pathlib.Path, stamp: tuple[Any, ...]
+    ) -> tuple[ModelVersion | None, str]:
+        """Returns a version whose files have not changed since the last look, or what is wrong."""
+        source, known = self._source, self._whole.get(number)
+        model = model_files.model_at(path)
+        if model is None and source.number is not None and source.code is not None:
+            model = path  # for code that computes by itself
+        elif model is None:
+            return None, "It is not served: it holds no model, or more than one."
+        elif (missing := model_files.lacking(model)) is not None:
+            return known, f"It is not served yet: {missing}."
+        # Links may lead elsewhere later. A file keeps its name, by which Keras knows its format.
+        real = model.resolve() if model.is_dir() else model.parent.resolve() / model.name
+        if stamp_of(path, source.code) != stamp:
+            return known, ""
+        return ModelVersion(source.model, number, real, source.code, stamp), ""
