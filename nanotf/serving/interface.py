@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class ServedModel(Protocol):
     name: str
     version: int
     folder: pathlib.Path  # what was unpacked or named: a version's folder, or a `.keras` file
+    code: pathlib.Path | None  # the folder of code that lies beside it
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -95,7 +96,10 @@ class ServedModel(Protocol):
     def run(
         self, inputs: Mapping[str, np.ndarray[Any, Any]], signature: str
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Computes the outputs, by name."""
+        """Computes the outputs, by name.
+
+        An interface may call it from another thread while the worker waits for `answer`.
+        """
 
 
 class ServerState(Protocol):
@@ -127,6 +131,25 @@ class ServerState(Protocol):
     def is_ready(self) -> bool:
         """Returns True if each model has a version that a worker serves."""
 
+    async def load(self, model: str, folder: pathlib.Path) -> None:
+        """Adds a model, and waits until a version is served.
+
+        Args:
+            model: its name.
+            folder: what `nanotf serve` accepts.
+
+        Raises:
+            Refusal: 409, there is a model of this name; 404, the folder holds none; 507, the memory
+                does not suffice; 408, it took too long; 500, the model cannot be served.
+        """
+
+    async def unload(self, model: str) -> None:
+        """Removes a model, after the requests that wait for it.
+
+        Raises:
+            Refusal: 404, there is no such model.
+        """
+
 
 class Interface(abc.ABC):
     """A kind of requests. An object is made in the front, and another in each worker."""
@@ -137,7 +160,7 @@ class Interface(abc.ABC):
     @abc.abstractmethod
     def route(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
-    ) -> Call | Answer | None:
+    ) -> Call | Answer | Awaitable[Answer] | None:
         """Finds what a request asks for.
 
         Args:
@@ -146,8 +169,8 @@ class Interface(abc.ABC):
             headers: names in lower case.
 
         Returns:
-            What a worker is to answer; or the answer; or None for a request that belongs to another
-            interface.
+            What a worker is to answer; or the answer, which may take time and be refused then; or
+            None for a request that belongs to another interface.
 
         Raises:
             Refusal: The request belongs to this interface, and cannot be used.
