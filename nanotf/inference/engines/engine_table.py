@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_choice
 from nanotf.inference.engines.frozen_engine import FrozenEngine
-from nanotf.inference.engines.inference_engine import F32, INT8, Arrays, InferenceEngine
+from nanotf.inference.engines.inference_engine import F32, INT8, InferenceEngine
 from nanotf.inference.engines.litert_engine import LiteRTEngine
 from nanotf.inference.engines.onnxruntime_engine import OnnxRuntimeEngine
 from nanotf.inference.engines.openvino_engine import OpenVINOEngine
@@ -53,13 +54,13 @@ def check_engine(name: str, precision: str = F32) -> InferenceEngine:
     return engine
 
 
-def check_rows(engine: InferenceEngine, precision: str, rows: Arrays | None) -> None:
+def check_rows(engine: InferenceEngine, precision: str, rows: Any) -> None:
     """Checks that int8 gets rows to calibrate with.
 
     Raises:
         InvalidArgumentError: It gets none.
     """
-    if precision == INT8 and not rows:
+    if precision == INT8 and engine.calibrates and rows is None:
         raise InvalidArgumentError(
             f"precision='int8' of the engine {engine.name!r} is calibrated with rows. Received: "
             "rows=None. Pass some hundred rows of data as the model will see them."

@@ -9,9 +9,10 @@ A folder is converted once and loaded in many processes. It does not refer to `e
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,7 +22,27 @@ from nanotf.inference.signature import Signature
 
 F32, BF16, INT8 = "f32", "bf16", "int8"  # precisions
 
+_TEXT = 1000  # characters of an engine's error; some print the whole graph
+
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+@contextlib.contextmanager
+def converting(engine: str, what: str = "convert") -> Iterator[None]:
+    """Makes `ConversionError` of whatever an engine's package raises in this context.
+
+    These packages raise errors of their own, of many classes. Interrupts pass.
+    """
+    try:
+        yield
+    except ConversionError:
+        raise
+    except Exception as error:
+        text = str(error).strip()[:_TEXT] or "no more"
+        raise ConversionError(
+            f"The engine {engine!r} must be able to {what} the model. Received: "
+            f"{type(error).__name__}: {text}. Choose another engine."
+        ) from error
 
 
 class ConversionError(NanoError, RuntimeError):
@@ -43,11 +64,11 @@ class InferenceEngine(abc.ABC):
     """An engine. Its objects have no state."""
 
     name: ClassVar[str]
-    # The module that must be importable, beside TensorFlow; None for TensorFlow's own engines.
-    requires: ClassVar[str | None] = None
-    # The extra of nanotf that installs what a precision needs: by precision, modules and the extra.
-    needs: ClassVar[Mapping[str, tuple[tuple[str, ...], str]]] = {}
     precisions: ClassVar[tuple[str, ...]] = (F32,)
+    # By precision, the modules that it needs beside TensorFlow, and the extra of nanotf with them.
+    needs: ClassVar[Mapping[str, tuple[tuple[str, ...], str]]] = {}
+    # True if int8 is calibrated with rows.
+    calibrates: ClassVar[bool] = False
     # True if it keeps all signatures of a SavedModel; False if `serving_default` alone.
     keeps_signatures: ClassVar[bool] = False
 

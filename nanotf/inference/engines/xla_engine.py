@@ -1,29 +1,26 @@
-"""Skeleton: not yet written."""
+"""TensorFlow's XLA compiler: the functions of a SavedModel, compiled for each shape of inputs.
+
+A shape that was not seen before takes a fraction of a second to minutes. So batches are padded to a
+power of two of rows.
+"""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from nanotf.inference.engines.inference_engine import Arrays, InferenceEngine, Runner
+from nanotf.compat.versions import require_tensorflow
+from nanotf.inference.engines.inference_engine import Runner, converting
+from nanotf.inference.engines.row_padding import PaddedRows, power_of_two
+from nanotf.inference.engines.tensorflow_engine import SavedFunctions, TensorFlowEngine
 from nanotf.inference.signature import Signature
 
 
-class XLAEngine(InferenceEngine):
-    """Skeleton."""
+class XLAEngine(TensorFlowEngine):
+    """Copies the SavedModel, and compiles its functions when they are called."""
 
     name: ClassVar[str] = "xla"
-
-    def convert(
-        self,
-        exported: pathlib.Path,
-        folder: pathlib.Path,
-        signature: Signature | None,
-        precision: str,
-        rows: Arrays | None,
-    ) -> None:
-        raise NotImplementedError
 
     def load(
         self,
@@ -32,4 +29,15 @@ class XLAEngine(InferenceEngine):
         threads: int,
         precision: str,
     ) -> Runner:
-        raise NotImplementedError
+        with converting(self.name, "load"):
+            runner = SavedFunctions(folder)
+        for name in list(runner.functions):
+            runner.functions[name] = _compiled(runner.functions[name])
+        return PaddedRows(runner, signatures, power_of_two)
+
+
+def _compiled(function: Any) -> Any:
+    def call(**tensors: Any) -> Any:
+        return function(**tensors)
+
+    return require_tensorflow().function(call, jit_compile=True, autograph=False)
