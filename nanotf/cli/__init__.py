@@ -1,4 +1,4 @@
-"""The command line: `nanotf doctor`, `env`, `run`, `compare`, `train`, `jobs`, `tune`.
+"""The command line: `nanotf doctor`, `env`, `run`, `compare`, `train`, `jobs`, `serve`, `tune`.
 
 A thin parser over library functions.
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nanotf import __version__
-from nanotf.cli import compare, doctor, env, jobs, train
+from nanotf.cli import compare, doctor, env, jobs, serve, train
 from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
@@ -102,7 +102,7 @@ def _write_code(code: str) -> int:
 def _nanotf(arguments: Sequence[str]) -> int | Script:
     parser = Parser(
         prog="nanotf",
-        description="Trains TensorFlow and Keras models with several processes on the CPU.",
+        description="Trains and serves TensorFlow and Keras models with several CPU processes.",
         epilog="`nanotf COMMAND --help` lists the options of a command. `source nanotf-init` sets "
         "the environment of a shell.",
     )
@@ -118,6 +118,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     compare.add_command(commands)
     train.add_command(commands)
     jobs.add_command(commands)
+    serve.add_command(commands)
     _add_tune(commands)
     try:
         parsed = parser.parse_args(arguments)

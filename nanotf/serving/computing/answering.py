@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
@@ -18,6 +19,7 @@ from nanotf.serving.interface import Answer, Decoded, Interface, Refusal, Reques
 
 _GZIP = ("gzip", "x-gzip")
 _ENCODING = "content-encoding"
+_Made = TypeVar("_Made")
 
 
 class Answering:
@@ -46,7 +48,7 @@ class Answering:
         found: dict[int, tuple[Answer, int]] = {}
         decoded: list[tuple[int, Decoded]] = []
         for place, request in enumerate(requests):
-            begun = self._guarded(request, lambda request=request: self._begin(model, request))
+            begun = self._guarded(request, functools.partial(self._begin, model, request))
             if isinstance(begun, Answer):
                 found[place] = begun, 1
             else:
@@ -89,10 +91,10 @@ class Answering:
     def _encoded(
         self, model: LoadedModel, request: Request, decoded: Decoded, outputs: batches.Arrays
     ) -> Answer:
-        interface = self._interfaces[request.interface]
-        return self._guarded(request, lambda: interface.encode(decoded, outputs, model))
+        encode = self._interfaces[request.interface].encode
+        return self._guarded(request, functools.partial(encode, decoded, outputs, model))
 
-    def _guarded(self, request: Request, make: Callable[[], Any]) -> Any:
+    def _guarded(self, request: Request, make: Callable[[], _Made]) -> _Made | Answer:
         """Returns what a function makes, or the answer to a request that it refuses."""
         try:
             return make()

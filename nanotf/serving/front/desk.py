@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pathlib
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nanotf.console import logger
+from nanotf.errors import NanoError
 from nanotf.serving.front import counters
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.dispatcher import Dispatcher, not_found
@@ -16,9 +18,11 @@ from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
 from nanotf.serving.interface import Answer, Call, Interface, Refusal
+from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
 _BUSY = (429, 503)
+LOOK_SECONDS = 0.2  # between two looks that tell whole files from those that are being written
 
 # Called with a request, the model's name or "", and the answer.
 Log = Callable[[Incoming, str, Answer], None]
@@ -35,6 +39,8 @@ class Desk:
     Attributes:
         default_model: str or None, for requests that name none.
         labels: dict of a model and a label to the number of a version.
+        added: the models that clients have told the server to load.
+        look: looks at the disk for versions.
         is_leaving: bool, whether the server ends.
     """
 
@@ -54,6 +60,9 @@ class Desk:
         self.default_model: str | None = None
         self.labels: Mapping[tuple[str, str], int] = {}
         self.is_leaving = False
+        self.added: AddedModels | None = None
+        self.look: Callable[[], Awaitable[None]] | None = None
+        self._later: set[asyncio.Task[None]] = set()  # the loop itself keeps no task
         self._loop = asyncio.get_running_loop()
 
     # --------------------------------------------------------------------------------- requests
@@ -69,17 +78,35 @@ class Desk:
             except Refusal as refusal:
                 found = self._refused(interface, refusal)
             except Exception:
-                logger.warning("A request could not be routed:\n%s", traceback.format_exc())
-                found = interface.refuse(
-                    Refusal(500, "The server has made a mistake; see its log.")
-                )
+                found = self._failed(interface)
             if found is not None:
                 if isinstance(found, Answer):
                     self._send(incoming, "", found)
+                elif not isinstance(found, bool):
+                    task = self._loop.create_task(self._send_later(interface, incoming, found))
+                    self._later.add(task)
+                    task.add_done_callback(self._later.discard)
                 return
         self._send(incoming, "", self.broken(404, _NO_PATH))
 
-    def _routed(self, interface: Interface, incoming: Incoming) -> Answer | bool | None:
+    async def _send_later(
+        self, interface: Interface, incoming: Incoming, coming: Awaitable[Answer]
+    ) -> None:
+        try:
+            answer = await coming
+        except Refusal as refusal:
+            answer = self._refused(interface, refusal)
+        except Exception:
+            answer = self._failed(interface)
+        self._send(incoming, "", answer)
+
+    def _failed(self, interface: Interface) -> Answer:
+        logger.warning("A request has failed:\n%s", traceback.format_exc())
+        return interface.refuse(Refusal(500, "The server has made a mistake; see its log."))
+
+    def _routed(
+        self, interface: Interface, incoming: Incoming
+    ) -> Answer | Awaitable[Answer] | bool | None:
         """Returns an answer, True for a request that waits for workers, or None for no request."""
         found = interface.route(
             incoming.method, incoming.path, incoming.headers, incoming.body, self
@@ -157,6 +184,30 @@ class Desk:
         if not served or (version is not None and version not in served):
             raise Refusal(404, not_found((model, version)))
         return served[max(served) if version is None else version].described[interface]
+
+    async def load(self, model: str, folder: pathlib.Path) -> None:
+        """Adds a model, and waits until it is served; see `ServerState.load`."""
+        assert self.added is not None and self.look is not None, "the server has set them"
+        if model in self.models():
+            raise Refusal(409, f"Model {model} is already loaded.")
+        try:
+            await self._loop.run_in_executor(None, self.added.add, model, folder)
+        except NanoError as error:
+            raise Refusal(404, str(error)) from None
+        await self.look()
+        await asyncio.sleep(LOOK_SECONDS)
+        await self.look()
+        if why := await self._fleet.outcome(model):
+            self.added.remove(model)
+            await self.look()
+            raise Refusal(500, f"Model {model} cannot be loaded: {why}")
+
+    async def unload(self, model: str) -> None:
+        """Removes a model; see `ServerState.unload`."""
+        assert self.added is not None and self.look is not None, "the server has set them"
+        if not self.added.remove(model):
+            raise Refusal(404, f"Model {model} is not loaded yet.")
+        await self.look()
 
     def is_ready(self) -> bool:
         """Returns True if each model can be asked, and the server does not end."""

@@ -170,8 +170,8 @@ class Fleet:
         return len(self._slots)
 
     def models(self) -> list[str]:
-        """The names of the models that were ever wanted."""
-        return list(dict.fromkeys(version.model for version in self._known))
+        """The names of the models that are wanted."""
+        return list(dict.fromkeys(v.model for v in self._known if v in self._wanted))
 
     def served(self, model: str) -> dict[int, Loaded]:
         """Returns what workers serve of a model, by the version's number."""
@@ -208,19 +208,30 @@ class Fleet:
         """Returns True if each model that is wanted has a version that a worker serves."""
         return bool(self._wanted) and all(self.served(each.model) for each in self._wanted)
 
-    async def settled(self) -> None:
+    async def settled(self) -> str:
         """Waits until the server can answer for all models, or never will.
 
-        Raises:
-            StartFailed: A model has no version that can be loaded.
+        Returns:
+            Why it cannot; empty if it can.
         """
-        while not self.is_ready():
-            for model in {version.model for version in self._wanted}:
-                versions = [version for version in self._wanted if version.model == model]
-                if all(version in self.failed for version in versions):
-                    raise StartFailed(self.failed[versions[0]])
+        for model in self.models():
+            if why := await self.outcome(model):
+                return f"{model}: {why}"
+        return ""
+
+    async def outcome(self, model: str) -> str:
+        """Waits until a version of a model is served, or none can be.
+
+        Returns:
+            Why none can be; empty if one is.
+        """
+        while not self.served(model):
+            wanted = [version for version in self._wanted if version.model == model]
+            if all(version in self.failed for version in wanted):
+                return self.failed[wanted[0]] if wanted else "it is no longer wanted"
             self._news.clear()
             await self._news.wait()
+        return ""
 
     # -------------------------------------------------------------------------------------- end
     async def end(self) -> None:
@@ -232,10 +243,6 @@ class Fleet:
         while not all(worker.is_gone for worker in waiting):
             self._news.clear()
             await self._news.wait()
-
-
-class StartFailed(Exception):
-    """The server cannot answer for a model."""
 
 
 def _order(version: ModelVersion) -> tuple[str, int]:

@@ -23,12 +23,14 @@ from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine import topology
 from nanotf.serving.exchange import WorkerOptions
 from nanotf.serving.front.counters import Counters
-from nanotf.serving.front.desk import Desk
+from nanotf.serving.front.desk import LOOK_SECONDS, Desk
 from nanotf.serving.front.dispatcher import Dispatcher, Limits
-from nanotf.serving.front.fleet import Fleet, StartFailed
+from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import HttpConnection, Incoming
 from nanotf.serving.interface import Answer, Interface
-from nanotf.serving.repository.repository import Repository, Wanted
+from nanotf.serving.repository.added_models import AddedModels
+from nanotf.serving.repository.model_sources import Wanted
+from nanotf.serving.repository.repository import Repository
 from nanotf.wire import files
 
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -41,6 +43,7 @@ class ServerOptions:
     """What a server is to do."""
 
     repository: Repository
+    added: AddedModels  # one of the repository's catalogs
     interfaces: tuple[type[Interface], ...]
     plan: topology.Plan
     limits: Limits
@@ -85,7 +88,7 @@ class Server:
             options.limits.timeout,
             None if options.access_log is None else _access_log(options.access_log),
         )
-        self._desk.default_model = options.repository.default_model
+        self._desk.look, self._desk.added = self._look, options.added
         self._counters.gauges |= {
             "nanotf_queue_requests": lambda: self._dispatcher.line.count,
             "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
@@ -111,6 +114,8 @@ class Server:
         listener = await self._listen()
         tasks = [loop.create_task(self._tick())]
         try:
+            await self._look()  # tells whole files from those that are being written
+            await asyncio.sleep(LOOK_SECONDS)
             await self._look()
             tasks.append(loop.create_task(self._poll()))
             started = loop.create_task(self._started(listener))
@@ -148,10 +153,8 @@ class Server:
     async def _started(self, listener: asyncio.Server) -> None:
         begin = time.monotonic()
         port = listener.sockets[0].getsockname()[1]
-        try:
-            await self._fleet.settled()
-        except StartFailed as error:
-            raise ServerFailed(f"The server cannot serve a model: {error}") from None
+        if why := await self._fleet.settled():
+            raise ServerFailed(f"The server cannot serve {why}")
         if self._options.ready_file is not None:
             files.write_json(self._options.ready_file, {"port": port, "pid": os.getpid()})
         names = ", ".join(
@@ -180,6 +183,7 @@ class Server:
         loop = asyncio.get_running_loop()
         wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
         self._desk.labels = wanted.labels
+        self._desk.default_model = self._options.repository.default_model
         self._fleet.want(wanted.versions)
 
     async def _poll(self) -> None:

@@ -1,0 +1,272 @@
+"""`nanotf serve`: answers requests for a model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+import tempfile
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.machine import neighbours, topology
+
+_EXTRA = ("httptools", "orjson", "uvloop")
+_MIB = 1 << 20
+
+
+def add_command(commands: Any) -> None:
+    """Adds `nanotf serve` to the commands of a parser."""
+    serve = commands.add_parser(
+        "serve",
+        help="answer requests for a model over HTTP, with several pinned processes",
+        usage="nanotf serve [options] MODEL",
+        description="Serves a model: a SavedModel's folder, a folder of numbered versions, a "
+        ".keras file, a model.tar.gz, or what nanotf.inference has saved. Speaks TensorFlow "
+        "Serving's REST interface (/v1/models/...), SageMaker's (/invocations, /ping) and the Open "
+        "Inference Protocol (/v2/...). A new version's folder is served as soon as it is whole. "
+        "SIGTERM ends the server after the requests that it has.",
+        allow_abbrev=False,
+    )
+    serve.add_argument("model", metavar="MODEL", nargs="?", help="what to serve")
+    _add_models(serve)
+    _add_address(serve)
+    _add_workers(serve)
+    _add_limits(serve)
+    _add_operation(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _add_models(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--name", help="the model's name in addresses; default that of its folder")
+    serve.add_argument(
+        "--models-dir", metavar="DIR", help="serve each folder in DIR as a model of its name"
+    )
+    serve.add_argument(
+        "--config", metavar="FILE", help="serve the models of a TensorFlow Serving models.config"
+    )
+    serve.add_argument(
+        "--code", metavar="DIR", help="a folder with inference.py; default MODEL/code"
+    )
+    serve.add_argument(
+        "--unpacked",
+        action="store_true",
+        help="MODEL is a folder in which a model.tar.gz was unpacked, such as /opt/ml/model",
+    )
+    serve.add_argument(
+        "--poll",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="look for new versions this often; 0 for never; default %(default)g",
+    )
+
+
+def _add_address(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; default %(default)s"
+    )
+    serve.add_argument(
+        "--port", type=int, default=8080, help="0 for any that is free; default %(default)s"
+    )
+    serve.add_argument(
+        "--ready-file", metavar="FILE", help="write the port and the process id here once it serves"
+    )
+
+
+def _add_workers(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "-n",
+        "--num-processes",
+        default=topology.AUTO,
+        metavar="N",
+        help='the number of workers; "auto", the default, is one for each core, or for each '
+        "--cores-per-process",
+    )
+    serve.add_argument(
+        "--cores-per-process",
+        type=int,
+        metavar="N",
+        help="of each worker; default equal shares",
+    )
+    serve.add_argument(
+        "--engine",
+        help="compute with this engine, such as openvino; default that of the program, or "
+        "tensorflow. `nanotf optimize` compares them",
+    )
+
+
+def _add_limits(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--max-batch",
+        type=int,
+        default=32,
+        metavar="ROWS",
+        help="rows that a worker computes at once; default %(default)s",
+    )
+    serve.add_argument(
+        "--max-latency",
+        type=float,
+        metavar="MS",
+        help="refuse requests that would wait longer, and keep batches short enough; default none",
+    )
+    serve.add_argument(
+        "--queue",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="requests that may wait; more are refused; default %(default)s",
+    )
+    serve.add_argument(
+        "--queue-mb",
+        type=int,
+        default=1024,
+        metavar="MIB",
+        help="memory of the requests that wait; default %(default)s",
+    )
+    serve.add_argument(
+        "--max-body",
+        type=int,
+        default=100,
+        metavar="MIB",
+        help="the largest body of a request; default %(default)s",
+    )
+    serve.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="give a request up after this time; default %(default)g",
+    )
+    serve.add_argument(
+        "--overload-status",
+        type=int,
+        default=429,
+        choices=(429, 503),
+        help="what a client gets that is refused; default %(default)s",
+    )
+
+
+def _add_operation(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--drain-delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="after SIGTERM, go on taking requests for this time, while /ping says that the server "
+        "ends; default %(default)g",
+    )
+    serve.add_argument("--access-log", action="store_true", help="write a line for each request")
+    serve.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="of the access log"
+    )
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    _check_extra()
+    _check(parsed)
+    with tempfile.TemporaryDirectory(prefix="nanotf-serve-") as folder:
+        return _run(parsed, pathlib.Path(folder))
+
+
+def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
+    from nanotf.sagemaker.serving.invocations import Invocations
+    from nanotf.serving.front import server
+    from nanotf.serving.front.dispatcher import Limits
+    from nanotf.serving.open_inference import OpenInference
+    from nanotf.serving.repository.added_models import AddedModels
+    from nanotf.serving.tensorflow_rest import TensorflowRest
+
+    added = AddedModels(folder)
+    latency = parsed.max_latency
+    limits = Limits(
+        most_rows=parsed.max_batch,
+        most_waiting=parsed.queue,
+        most_waiting_bytes=parsed.queue_mb * _MIB,
+        max_latency=None if latency is None else latency / 1000,
+        timeout=parsed.timeout,
+        overload_status=parsed.overload_status,
+    )
+    options = server.ServerOptions(
+        repository=_repository(parsed, folder, added),
+        added=added,
+        interfaces=(TensorflowRest, Invocations, OpenInference),
+        plan=_plan(parsed),
+        limits=limits,
+        most_bytes=parsed.max_body * _MIB,
+        engine=parsed.engine,
+        host=parsed.host,
+        port=parsed.port,
+        poll=parsed.poll,
+        drain_delay=parsed.drain_delay,
+        ready_file=None if parsed.ready_file is None else pathlib.Path(parsed.ready_file),
+        access_log=parsed.log_format if parsed.access_log else None,
+    )
+    return server.serve(options)
+
+
+def _repository(parsed: argparse.Namespace, folder: pathlib.Path, added: Any) -> Any:
+    from nanotf.serving.repository.model_layouts import ModelsFolder, sources_of
+    from nanotf.serving.repository.models_config import ConfigFile
+    from nanotf.serving.repository.repository import Repository
+
+    code = None if parsed.code is None else pathlib.Path(parsed.code)
+    sources: list[Any] = []
+    catalogs: list[Any] = []
+    if parsed.model is not None:
+        sources = sources_of(
+            parsed.model, parsed.name, folder=folder, code=code, unpacked=parsed.unpacked
+        )
+    if parsed.models_dir is not None:
+        catalogs.append(ModelsFolder(parsed.models_dir))
+    if parsed.config is not None:
+        catalogs.append(ConfigFile(parsed.config))
+    return Repository(sources, [*catalogs, added])
+
+
+def _plan(parsed: argparse.Namespace) -> topology.Plan:
+    number, share = parsed.num_processes, parsed.cores_per_process
+    if number == topology.AUTO:
+        cores = topology.check_cores_per_process(share) or 1
+        return neighbours.plan(max(1, topology.usable_count() // cores), share)
+    try:
+        return neighbours.plan(int(number), share)
+    except ValueError as error:
+        if isinstance(error, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(
+            f"-n must be a whole number, or {topology.AUTO!r}. Received: -n {number}."
+        ) from None
+
+
+def _check_extra() -> None:
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedVersionError(
+            f"`nanotf serve` needs {', '.join(_EXTRA)}. Received: a Python without "
+            f"{', '.join(missing)}. Install them: pip install 'nanotf[serve]'."
+        )
+
+
+def _check(parsed: argparse.Namespace) -> None:
+    """Rejects numbers that no server can use."""
+    if parsed.model is None and parsed.models_dir is None and parsed.config is None:
+        raise InvalidArgumentError(
+            "A server needs models. Received: no MODEL. Name one, or use --models-dir or --config."
+        )
+    if not 0 <= parsed.port < 1 << 16:
+        raise InvalidArgumentError(f"--port must be from 0 to 65535. Received: {parsed.port}.")
+    at_least = {
+        "--max-batch": (parsed.max_batch, 1),
+        "--queue": (parsed.queue, 1),
+        "--queue-mb": (parsed.queue_mb, 1),
+        "--max-body": (parsed.max_body, 1),
+        "--poll": (parsed.poll, 0),
+        "--drain-delay": (parsed.drain_delay, 0),
+    }
+    for option, (value, least) in at_least.items():
+        if not value >= least:
+            raise InvalidArgumentError(f"{option} must be at least {least}. Received: {value}.")
+    for option, value in (("--timeout", parsed.timeout), ("--max-latency", parsed.max_latency)):
+        if value is not None and not value > 0:
+            raise InvalidArgumentError(f"{option} must be above 0. Received: {value:g}.")
