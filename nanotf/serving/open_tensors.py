@@ -161,7 +161,12 @@ def _array(sent: Mapping[str, Any], spec: TensorSpec, booleans: bool) -> np.ndar
             f"The data of {spec.name} must have the shape {list(shape)}, or be flat. Received: "
             f"data of the shape {list(array.shape)}",
         )
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError:  # too many axes, or too long ones around one of no length
+        raise Refusal(
+            400, f"{spec.name} must have a shape that NumPy has. Received: {list(shape)}"
+        ) from None
 
 
 def _shape(sent: Mapping[str, Any]) -> tuple[int, ...]:
