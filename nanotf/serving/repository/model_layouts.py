@@ -15,12 +15,13 @@ from nanotf.serving.repository.model_sources import (
     LATEST,
     Source,
     VersionPolicy,
+    absolute,
     check_model_name,
     version_number,
 )
+from nanotf.serving.repository.stamps import CODE
 
 SCRIPT = "inference.py"  # the user's code, in a folder `CODE` beside the models
-CODE = "code"
 _AT_THE_ROOT = "model"  # the name of a model that an archive holds without a folder, as SageMaker's
 _NAME_IT = "Pass --name."
 _SHOWN = 8  # entries of a folder in a message
@@ -60,9 +61,9 @@ def sources_of(
         InvalidArgumentError: There is no model; there are several where one is meant; the archive
             cannot be unpacked; or a name cannot be a part of URLs.
     """
-    path = pathlib.Path(os.path.abspath(model))
+    path = absolute(model)
     if code is not None:
-        code = _checked_code(pathlib.Path(os.path.abspath(code)))
+        code = _checked_code(absolute(code))
     if path.is_file() and not model_files.is_keras_file(path):
         path, unpacked = model_archive.unpack(path, folder, limit), True
     elif not path.exists():
@@ -121,17 +122,21 @@ class ModelsFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], policy: VersionPolicy = LATEST) -> None:
-        self.path, self._policy = pathlib.Path(os.path.abspath(path)), policy
+        self.path, self._policy = absolute(path), policy
+        self._found: list[Source] = []
         if not self.path.is_dir():
             raise InvalidArgumentError(f"--models-dir must be a folder. Received: {self.path}.")
 
     def sources(self) -> Sequence[Source]:
         """Returns the models that are there now, by name.
 
+        A folder that is empty now is more likely not mounted than meant: the models stay.
+
         Raises:
             OSError: The folder is not there, or the file system does not answer.
         """
-        return list(self._sources())
+        self._found = list(self._sources()) or self._found
+        return self._found
 
     def _sources(self) -> Iterator[Source]:
         for folder in _folders(self.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -63,6 +64,11 @@ class Wanted:
 
     versions: frozenset[ModelVersion]
     labels: Mapping[tuple[str, str], int]  # of a model's name and a label: the version's number
+
+
+def absolute(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a path from the root on, without "..". Links stay: they may lead elsewhere later."""
+    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def version_number(name: str) -> int | None:

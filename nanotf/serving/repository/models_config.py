@@ -20,6 +20,7 @@ from nanotf.serving.repository.model_sources import (
     LATEST,
     Source,
     VersionPolicy,
+    absolute,
     check_model_name,
 )
 from nanotf.serving.repository.stamps import stamp_of
@@ -63,7 +64,7 @@ class ConfigFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(os.path.abspath(path))
+        self.path = absolute(path)
         try:
             self._stamp = stamp_of(self.path)
             self._sources = sources_in(self.path.read_bytes(), str(self.path))

@@ -107,8 +107,7 @@ class Repository:
     def _ask(self, catalog: Catalog) -> None:
         before, problem = self._listed[catalog], ""
         try:
-            # An empty folder of models is more likely not mounted than meant.
-            self._listed[catalog] = tuple(catalog.sources()) or before
+            self._listed[catalog] = tuple(catalog.sources())
             check_distinct(self._all())
         except (OSError, InvalidArgumentError) as error:
             self._listed[catalog] = before
@@ -170,15 +169,15 @@ class _Watch:
         """Returns the version folders that are there, by number."""
         source = self._source
         if source.number is not None:
-            os.stat(source.path)
+            source.path.stat()  # raises if it is not there
             return {source.number: source.path}
         found: dict[int, pathlib.Path] = {}
         with os.scandir(source.path) as entries:
-            names = sorted((e.name for e in entries if e.is_dir()), key=lambda n: (len(n), n))
-        for name in names:
+            names = [e.name for e in entries if e.is_symlink() or e.is_dir(follow_symlinks=False)]
+        for name in sorted(names, key=len):  # of 3 and 003 the shorter
             number = version_number(name)
             if number is not None:
-                found.setdefault(number, source.path / name)  # of 3 and 003 the shorter
+                found.setdefault(number, source.path / name)
         return found
 
     def _chosen(self, found: dict[int, pathlib.Path]) -> dict[int, ModelVersion | None]:
@@ -203,8 +202,8 @@ class _Watch:
                 known, problem = self._checked(number, path, stamp)
             else:
                 return known
-        except _GONE:  # between two reads: it is being removed or replaced
-            pass
+        except _GONE:  # between two reads; or a link leads nowhere
+            known = known if os.path.exists(path) else None  # noqa: PTH110
         except OSError as error:
             if before is not None:
                 self._seen[number] = before

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-# Written by Python when it imports a model's `inference.py`.
-_NOT_OF_THE_MODEL = "__pycache__"
+CODE = "code"  # the folder beside models that has the user's `inference.py`
+_CACHE = "__pycache__"  # written by Python when it imports `inference.py`
 
 
 def stamp_of(path: pathlib.Path, code: pathlib.Path | None = None) -> tuple[Any, ...]:
@@ -28,23 +28,35 @@ def stamp_of(path: pathlib.Path, code: pathlib.Path | None = None) -> tuple[Any,
     Raises:
         OSError: They cannot be looked at; `FileNotFoundError` if they have just been removed.
     """
-    found = list(_entries(os.fspath(path), "", frozenset()))
+    found = list(_entries(path, path.stat(), "", frozenset()))
     if code is not None and not code.is_relative_to(path):
-        found += _entries(os.fspath(code), "code", frozenset())
+        found += _entries(code, code.stat(), CODE, frozenset())
     return tuple(sorted(found))
 
 
-def _entries(path: str, name: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
-    status = os.stat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        times = status.st_mtime_ns, status.st_ctime_ns
-        yield name, status.st_size, *times, status.st_ino, status.st_dev
-        return
+def _entries(
+    path: str | pathlib.Path, status: os.stat_result, name: str, above: frozenset[tuple[int, int]]
+) -> Iterator[tuple[Any, ...]]:
+    """Yields an entry for each file at or below a path.
+
+    Args:
+        name: of the path in the stamp.
+        above: the folders that lead there, by device and inode.
+    """
     identity = status.st_dev, status.st_ino
-    if identity in above:  # a link to a folder above
-        return
-    with os.scandir(path) as entries:
-        names = [entry.name for entry in entries]
-    for each in names:
-        if each != _NOT_OF_THE_MODEL:
-            yield from _entries(f"{path}/{each}", f"{name}/{each}", above | {identity})
+    if not stat.S_ISDIR(status.st_mode):
+        yield name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, *identity
+    elif identity not in above:  # a link may lead to a folder above
+        with os.scandir(path) as entries:
+            each = [(e.path, f"{name}/{e.name}", _status(e)) for e in entries if e.name != _CACHE]
+        for inner, inner_name, inner_status in each:
+            yield from _entries(inner, inner_status, inner_name, above | {identity})
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result:
+    try:
+        return entry.stat()
+    except OSError:
+        if not entry.is_symlink():
+            raise
+        return entry.stat(follow_symlinks=False)  # a link that leads nowhere, or in a circle

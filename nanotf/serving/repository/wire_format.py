@@ -20,6 +20,7 @@ _FOOTER = 48  # bytes at a table's end, of which the last eight are `_MAGIC`
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _UNCOMPRESSED = b"\0"  # the byte after a block; bundles have no other
 
+_MOST_SHARDS = 100_000  # the names of data files have five digits
 # Numbers of fields.
 _NUM_SHARDS = 1  # BundleHeaderProto
 _SHARD, _OFFSET, _SIZE = 3, 4, 5  # BundleEntryProto
@@ -103,7 +104,7 @@ def shard_sizes(index: bytes) -> list[int]:
         for key, value in _block(index, handle):
             numbers = {n: v for n, v, _ in fields(reader_of_bytes(value), 0, len(value))}
             if key == b"":  # the first one
-                sizes = [0] * numbers.get(_NUM_SHARDS, 0)
+                sizes = [0] * min(numbers.get(_NUM_SHARDS, 0), _MOST_SHARDS)
             elif (shard := numbers.get(_SHARD, 0)) < len(sizes):
                 end = numbers.get(_OFFSET, 0) + numbers.get(_SIZE, 0)
                 sizes[shard] = max(sizes[shard], end)
