@@ -163,9 +163,7 @@ def dense(arrays: Mapping[str, Array], most: int) -> Array:
     try:
         rows, columns = (int(length) for length in arrays["shape"])
         if rows * columns * data.itemsize > most:
-            raise Refusal(
-                413, f"A sparse matrix must not take more than {most} bytes as an array."
-            )
+            raise Refusal(413, f"A sparse matrix must not take more than {most} bytes as an array.")
         found = np.zeros((rows, columns), data.dtype)
         at = _places(kind, arrays, (rows, columns))
         if any(each.shape != data.shape or data.ndim != 1 for each in at):
@@ -174,13 +172,13 @@ def dense(arrays: Mapping[str, Array], most: int) -> Array:
             raise IndexError("a place is negative.")
         np.add.at(found, at, data)
     except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
-        raise Refusal(400, f"The npz file holds no sparse matrix that can be used: {error}") from None
+        raise Refusal(
+            400, f"The npz file holds no sparse matrix that can be used: {error}"
+        ) from None
     return found
 
 
-def _places(
-    kind: str, arrays: Mapping[str, Array], shape: tuple[int, int]
-) -> tuple[Array, Array]:
+def _places(kind: str, arrays: Mapping[str, Array], shape: tuple[int, int]) -> tuple[Array, Array]:
     if kind == "coo":
         return arrays["row"], arrays["col"]
     if kind not in ("csr", "csc"):
@@ -205,4 +203,5 @@ def _without_objects(array: Array) -> Array:
     # Only outputs of text are arrays of objects. `S` would drop zero bytes at a text's end.
     values = [each if isinstance(each, bytes) else str(each).encode() for each in array.flat]
     width = max(map(len, values), default=1) or 1
-    return np.array(values, f"S{width}").reshape(array.shape)
+    texts: Array = np.array(values, f"S{width}")
+    return texts.reshape(array.shape)
