@@ -1,0 +1,152 @@
+"""The Open Inference Protocol (KServe's and Triton's "V2") over REST.
+
+    GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/V][/ready]
+    POST /v2/models/NAME[/versions/V]/infer
+
+Source: `specification/protocol/inference_rest.md` of kserve/open-inference-protocol. A request is
+for the signature "serving_default". The extension for binary data is not supported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import nanotf
+from nanotf.serving import json_text
+from nanotf.serving.interface import (
+    Answer,
+    Call,
+    Decoded,
+    Interface,
+    Refusal,
+    Request,
+    ServedModel,
+    ServerState,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_OURS = re.compile(r"/v2(?:/.*)?", re.DOTALL)
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|infer))?/?")
+_VERSION = re.compile(r"[0-9]{1,18}")
+_AVAILABLE = "AVAILABLE"
+_BINARY = "inference-header-content-length"
+
+
+class OpenInference(Interface):
+    """Answers the clients of the Open Inference Protocol."""
+
+    name: ClassVar[str] = "open_inference"
+
+    # --------------------------------------------------------------------------- in the front
+    def route(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
+    ) -> Call | Answer | None:
+        """See `Interface.route`."""
+        path = path.partition("?")[0]
+        if not _OURS.fullmatch(path):
+            return None
+        if method == "GET" and (answer := _about_server(path.rstrip("/"), server)):
+            return answer
+        found = _MODEL.fullmatch(path)
+        verb = found[3] if found else None
+        if found is None or method != ("POST" if verb == "infer" else "GET"):
+            raise Refusal(404, f"The protocol has no such request. Received: {method} {path}")
+        model, version = _chosen(found, server)
+        if verb == "ready":
+            return _ready(server, model, version)
+        _check_served(server, model, version)
+        if verb is None:
+            return self._metadata(server, model, version)
+        if _BINARY in headers:
+            raise Refusal(
+                400,
+                "Tensors must be sent as JSON. Received: the extension for binary data. Let the "
+                "client send and receive no binary data.",
+            )
+        return Call(Request(self.name, "infer", body), model, version)
+
+    def refuse(self, refusal: Refusal) -> Answer:
+        """See `Interface.refuse`."""
+        return Answer(refusal.status, json_text.error_text(refusal.text))
+
+    def _metadata(self, server: ServerState, model: str, version: int | None) -> Answer:
+        described = json.loads(server.described(self.name, model, version, None))
+        described["versions"] = [
+            str(number) for number, state, _ in server.states(model) if state == _AVAILABLE
+        ]
+        return _answer(described)
+
+    # --------------------------------------------------------------------------- in a worker
+    def describe(self, model: ServedModel) -> bytes:
+        """Returns a model's metadata but for its versions, which the front knows."""
+        from nanotf.serving import open_tensors
+
+        return json.dumps(open_tensors.metadata(model)).encode()
+
+    def decode(self, request: Request, model: ServedModel) -> Decoded:
+        """See `Interface.decode`."""
+        # Here and below: the front imports this module, and does without NumPy.
+        from nanotf.serving import open_tensors
+
+        content = json_text.parse_object(request.body)
+        return open_tensors.decode(content, model, json_text.has_booleans(request.body))
+
+    def encode(
+        self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
+    ) -> Answer:
+        """See `Interface.encode`."""
+        from nanotf.serving import open_tensors
+
+        return open_tensors.encode(decoded.form, outputs, model)
+
+
+def _about_server(path: str, server: ServerState) -> Answer | None:
+    if path == "/v2":
+        return _answer({"name": "nanotf", "version": nanotf.__version__, "extensions": []})
+    if path == "/v2/health/live":
+        return _answer({"live": True})
+    if path == "/v2/health/ready":
+        ready = server.is_ready()
+        # The specification's object has "live" by mistake; probes look at the status alone.
+        return _answer({"ready": ready}, 200 if ready else 503)
+    return None
+
+
+def _chosen(found: re.Match[str], server: ServerState) -> tuple[str, int | None]:
+    """Returns the model and the version of a path."""
+    model, version = urllib.parse.unquote(found[1]), found[2]
+    if not server.states(model):
+        raise Refusal(404, f"The server must have the model. Received: {model}")
+    if version is None:
+        return model, None
+    if not _VERSION.fullmatch(version):
+        raise Refusal(400, f"A version must be a whole number. Received: {version}")
+    return model, int(version)
+
+
+def _is_served(server: ServerState, model: str, version: int | None) -> bool:
+    return any(
+        state == _AVAILABLE and version in (None, number)
+        for number, state, _ in server.states(model)
+    )
+
+
+def _ready(server: ServerState, model: str, version: int | None) -> Answer:
+    ready = _is_served(server, model, version)
+    return _answer({"name": model, "ready": ready}, 200 if ready else 503)
+
+
+def _check_served(server: ServerState, model: str, version: int | None) -> None:
+    if not _is_served(server, model, version):
+        wanted = "any version" if version is None else f"version {version}"
+        raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")
+
+
+def _answer(value: Any, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(value).encode())
