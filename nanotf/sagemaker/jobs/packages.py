@@ -30,8 +30,7 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     """
     venv.EnvBuilder(system_site_packages=True, with_pip=False).create(folder)
     python = folder / "bin" / "python"
-    variables = {"base": str(folder), "platbase": str(folder)}
-    inside = pathlib.Path(sysconfig.get_path("purelib", "posix_prefix", variables))
+    inside = site_packages(folder)
     # `addsitedir` also reads the .pth files there, which editable installs consist of.
     outside = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
@@ -41,3 +40,13 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     # Relative lines of the file, such as ./wheel.whl, are relative to the code.
     subprocess.run(pip, cwd=requirements.parent, check=True)
     return str(python)
+
+
+def site_packages(folder: pathlib.Path) -> pathlib.Path:
+    """Returns where the packages of an environment are, whether it exists or not.
+
+    Args:
+        folder: as for `install`.
+    """
+    variables = {"base": str(folder), "platbase": str(folder)}
+    return pathlib.Path(sysconfig.get_path("purelib", "posix_prefix", variables))

@@ -203,4 +203,5 @@ def _without_objects(array: Array) -> Array:
     # Only outputs of text are arrays of objects. `S` would drop zero bytes at a text's end.
     values = [each if isinstance(each, bytes) else str(each).encode() for each in array.flat]
     width = max(map(len, values), default=1) or 1
-    return np.array(values, f"S{width}").reshape(array.shape)
+    texts: Array = np.array(values, f"S{width}")
+    return texts.reshape(array.shape)

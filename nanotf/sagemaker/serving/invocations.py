@@ -1,0 +1,204 @@
+"""SageMaker's hosting interface: what an endpoint's container answers.
+
+    GET  /ping                     200 if all models are served, else 502
+    POST /invocations              a prediction, of the model that a header names or the default one
+    GET  /models[/NAME]            the models and their versions
+    POST /models/NAME/invoke       a prediction
+    POST /models                   loads a model (only for a server of models that come and go)
+    DELETE /models/NAME            unloads it (the same)
+
+Sources: "Use Your Own Inference Code with Hosting Services" and "Contract for Custom Containers to
+Deploy Multiple Models" in SageMaker's documentation; aws/sagemaker-tensorflow-serving-container.
+The bodies: `model_bodies`. A user's code: `handler_code`, `toolkit_code`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, unquote
+
+from nanotf.sagemaker.serving.attributes_header import TARGET, attributes_of
+from nanotf.serving.interface import (
+    JSON,
+    Answer,
+    Call,
+    Decoded,
+    Interface,
+    Refusal,
+    Request,
+    ServedModel,
+    ServerState,
+)
+from nanotf.serving.json_text import error_text, parse_object
+from nanotf.serving.tensorflow_rest import TensorflowRest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nanotf.sagemaker.serving.worker_models import WorkerModels
+
+_ROOTS = ("ping", "invocations", "models")
+_METHODS = ("predict", "classify", "regress")
+_ARCHIVE = ".tar.gz"  # ends a target model's name: SageMaker's clients name its archive
+MOST = 100 * 2**20
+
+
+class Invocations(Interface):
+    """Answers the clients of a SageMaker endpoint.
+
+    Args:
+        multi_model: whether clients may load and unload models.
+        accept: the type of an answer for a client that takes any.
+        most: bytes of a body, and of the arrays in a compressed one.
+    """
+
+    name: ClassVar[str] = "invocations"
+
+    def __init__(self, *, multi_model: bool = False, accept: str = JSON, most: int = MOST) -> None:
+        self._multi_model, self._accept, self._most = multi_model, accept, most
+        self._models: WorkerModels | None = None
+
+    # --------------------------------------------------------------------------- in the front
+    def route(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
+    ) -> Call | Answer | Awaitable[Answer] | None:
+        """See `Interface.route`."""
+        parts = [unquote(part) for part in path.partition("?")[0].split("/")[1:]]
+        if parts[0] not in _ROOTS:
+            return None
+        match method, parts:
+            case "GET", ["ping"]:
+                return Answer(200 if server.is_ready() else 502, b"", "")
+            case "POST", ["invocations"]:
+                return _call(headers.get(TARGET, "").removesuffix(_ARCHIVE), headers, body, server)
+            case "POST", ["models", name, "invoke"] if name:
+                return _call(name, headers, body, server)
+            case "GET", ["models"]:
+                found = {name: _versions(name, server) for name in server.models()}
+                return Answer(200, json.dumps(found).encode())
+            case "GET", ["models", name] if name:
+                _check_loaded(name, server)
+                return Answer(200, json.dumps(_versions(name, server)).encode())
+            case ("POST", ["models"]) | ("DELETE", ["models", _]):
+                return self._change(parts, body, server)
+        raise Refusal(404, "Not Found")
+
+    def refuse(self, refusal: Refusal) -> Answer:
+        """See `Interface.refuse`."""
+        return Answer(refusal.status, error_text(refusal.text))
+
+    def _change(self, parts: list[str], body: bytes, server: ServerState) -> Awaitable[Answer]:
+        if not self._multi_model:
+            raise Refusal(
+                404, "Models can be loaded and unloaded only with SAGEMAKER_MULTI_MODEL=true."
+            )
+        if len(parts) > 1:
+            return _unload(parts[1], server)
+        wanted = parse_object(body)
+        name, place = wanted.get("model_name"), wanted.get("url")
+        if not (isinstance(name, str) and name and isinstance(place, str) and place):
+            raise Refusal(400, "The body must be an object with the texts model_name and url.")
+        if name in server.models():
+            raise Refusal(409, f"Model {name} is already loaded.")
+        return _load(name, pathlib.Path(place), server)
+
+    # --------------------------------------------------------------------------- in a worker
+    def begin(self, model: ServedModel) -> bool:
+        """Loads the model's code, if there is any. See `Interface.begin`."""
+        return self._in_worker().add(model)
+
+    def answer(self, request: Request, model: ServedModel) -> Answer | None:
+        """See `Interface.answer`."""
+        return self._in_worker().code_of(model).answer(request)
+
+    def decode(self, request: Request, model: ServedModel) -> Decoded:
+        """See `Interface.decode`."""
+        return self._in_worker().code_of(model).decode(request)
+
+    def encode(
+        self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
+    ) -> Answer:
+        """See `Interface.encode`."""
+        return self._in_worker().code_of(model).encode(decoded, outputs)
+
+    def close(self) -> None:
+        """Ends what `begin` has started."""
+        if self._models is not None:
+            self._models.close()
+            self._models = None
+
+    def _in_worker(self) -> WorkerModels:
+        if self._models is None:
+            # The front imports this module, and does without NumPy.
+            from nanotf.sagemaker.serving.model_code import BodyRules
+            from nanotf.sagemaker.serving.worker_models import WorkerModels
+
+            self._models = WorkerModels(BodyRules(self._accept, self._most))
+        return self._models
+
+
+def _call(named: str, headers: Mapping[str, str], body: bytes, server: ServerState) -> Call:
+    """Returns the request for a model.
+
+    Args:
+        named: the model's name in the path or in the header for it; empty if it is in neither.
+    """
+    given = attributes_of(headers)
+    model = named or given.get("tfs-model-name") or server.default_model
+    if model is None:
+        raise Refusal(
+            400,
+            "Invocation request does not contain model name. Name one with the header "
+            f"X-Amzn-SageMaker-Custom-Attributes: tfs-model-name=... of {_known(server)}.",
+        )
+    _check_loaded(model, server)
+    verb = given.get("tfs-method", _METHODS[0])
+    if verb not in _METHODS:
+        raise Refusal(
+            400, f"tfs-method must be one of {', '.join(_METHODS)}. Received: {verb!r:.200}."
+        )
+    about = {**headers, TARGET: named} if named else dict(headers)
+    return Call(Request(Invocations.name, verb, body, about), model, _version(given, model, server))
+
+
+def _version(given: Mapping[str, str], model: str, server: ServerState) -> int | None:
+    text = given.get("tfs-model-version")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise Refusal(400, f"tfs-model-version must be a number. Received: {text!r:.200}.")
+    version = int(text)
+    if version not in [n for n, state, _ in server.states(model) if state == "AVAILABLE"]:
+        raise Refusal(404, f"Servable not found for request: Specific({model}, {version})")
+    return version
+
+
+def _check_loaded(model: str, server: ServerState) -> None:
+    if model not in server.models():
+        raise Refusal(404, f"Model {model} is not loaded yet. The server has {_known(server)}.")
+
+
+def _known(server: ServerState) -> str:
+    return ", ".join(server.models()) or "no models"
+
+
+def _versions(model: str, server: ServerState) -> Any:
+    """Returns a model's versions in TensorFlow Serving's words, as the containers list them."""
+    path = f"/v1/models/{quote(model, safe='')}"
+    found = TensorflowRest().route("GET", path, {}, b"", server)
+    assert isinstance(found, Answer)
+    return json.loads(found.body)
+
+
+async def _load(model: str, place: pathlib.Path, server: ServerState) -> Answer:
+    await server.load(model, place)
+    return Answer(200, json.dumps({"success": f"Successfully loaded model {model}."}).encode())
+
+
+async def _unload(model: str, server: ServerState) -> Answer:
+    _check_loaded(model, server)
+    await server.unload(model)
+    return Answer(200, json.dumps({"success": f"Successfully unloaded model {model}."}).encode())
