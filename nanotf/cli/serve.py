@@ -190,7 +190,7 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
     options = server.ServerOptions(
         repository=_repository(parsed, folder, added),
         added=added,
-        interfaces=(TensorflowRest, Invocations, OpenInference),
+        interfaces=(TensorflowRest(), Invocations(most=parsed.max_body * _MIB), OpenInference()),
         plan=_plan(parsed),
         limits=limits,
         most_bytes=parsed.max_body * _MIB,

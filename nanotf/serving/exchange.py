@@ -26,7 +26,7 @@ class WorkerOptions:
     """What a worker of a server is to do."""
 
     versions: tuple[ModelVersion, ...]
-    interfaces: tuple[type[Interface], ...]
+    interfaces: tuple[Interface, ...]
     engine: str | None  # a name of `nanotf.inference`; None as each model's files ask
     threads: int  # for engines that have threads of their own
     most_rows: int  # that a model computes at once

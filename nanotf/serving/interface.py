@@ -152,7 +152,7 @@ class ServerState(Protocol):
 
 
 class Interface(abc.ABC):
-    """A kind of requests. An object is made in the front, and another in each worker."""
+    """A kind of requests. Each worker gets a copy of the object in the front."""
 
     name: ClassVar[str]
 

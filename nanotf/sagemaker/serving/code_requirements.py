@@ -23,7 +23,7 @@ def prepare(code: pathlib.Path, *, allowed: bool) -> None:
     """Installs what a model's code needs. A server calls it once, before its workers load the code.
 
     Args:
-        code: as `find_code` returns it. It must be writable if something is to be installed.
+        code: the folder with `inference.py`. It must be writable if something is to be installed.
         allowed: whether packages may be fetched. If not, one line names the file.
 
     Raises:

@@ -38,8 +38,8 @@ from collections.abc import Mapping
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.serving.media_types import ANSWERS
-from nanotf.serving.code_folders import SCRIPT
 from nanotf.serving.interface import JSON
+from nanotf.serving.repository.model_layouts import SCRIPT
 
 _LAST_PORT = 65535
 _MIB = 2**20

@@ -16,7 +16,7 @@ from typing import Any
 
 from nanotf.errors import NanoError
 from nanotf.sagemaker.serving.code_requirements import installed
-from nanotf.serving.code_folders import SCRIPT
+from nanotf.serving.repository.model_layouts import SCRIPT
 
 MODULE = "inference"  # the name that the code has in a SageMaker container
 
@@ -60,7 +60,7 @@ class ModuleScopes:
         """Returns the module `inference` of a folder, which is executed at the first call.
 
         Args:
-            code: as `find_code` returns it.
+            code: the folder with `inference.py`.
 
         Raises:
             Exception: The code has raised it.

@@ -44,7 +44,7 @@ class ServerOptions:
 
     repository: Repository
     added: AddedModels  # one of the repository's catalogs
-    interfaces: tuple[type[Interface], ...]
+    interfaces: tuple[Interface, ...]
     plan: topology.Plan
     limits: Limits
     most_bytes: int  # of a request's body
@@ -80,7 +80,7 @@ class Server:
         on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
         self._fleet = Fleet(options.plan, work, on_free, on_lost)
         self._desk = Desk(
-            [each() for each in options.interfaces],
+            options.interfaces,
             self._fleet,
             self._dispatcher,
             self._counters,
