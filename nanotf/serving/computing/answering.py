@@ -69,7 +69,9 @@ class Answering:
         self, model: LoadedModel, requests: Sequence[Request], group: list[tuple[int, Decoded]]
     ) -> list[Answer]:
         try:
-            outputs = batches.computed([d for _, d in group], self._most_rows, model.run)
+            is_apart = model.has_rows_apart(group[0][1].signature)
+            most = self._most_rows if is_apart else None
+            outputs = batches.computed([decoded for _, decoded in group], most, model.run)
         except Exception as error:
             if len(group) == 1 and not isinstance(error, batches.RowsLost):
                 place, _ = group[0]

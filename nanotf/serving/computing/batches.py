@@ -34,11 +34,11 @@ def groups(
     yield from found.values()
 
 
-def computed(group: Sequence[Decoded], most: int, compute: Compute) -> list[Arrays]:
+def computed(group: Sequence[Decoded], most: int | None, compute: Compute) -> list[Arrays]:
     """Computes the outputs of requests that `groups` has put together.
 
     Args:
-        most: rows that are computed at once.
+        most: rows that are computed at once; None for all, where rows depend on each other.
 
     Returns:
         The outputs of each request.
@@ -47,8 +47,8 @@ def computed(group: Sequence[Decoded], most: int, compute: Compute) -> list[Arra
         Exception: What the model raises.
         RowsLost: The outputs do not have the rows of the inputs.
     """
-    if len(group) == 1 and (group[0].rows or 0) <= most:
-        return [compute(group[0].inputs, group[0].signature)]
+    if most is None or (len(group) == 1 and (group[0].rows or 0) <= most):
+        return [compute(each.inputs, each.signature) for each in group]
     rows = [decoded.rows or 0 for decoded in group]
     joined = {name: _joined([d.inputs[name] for d in group]) for name in group[0].inputs}
     outputs = _in_parts(joined, sum(rows), most, lambda part: compute(part, group[0].signature))

@@ -26,8 +26,12 @@ _MOST_WAITING = 16  # requests that a client sends before it has read the answer
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_IDLE, _HEADERS, _BODY, _COMPLETE = range(4)
-_LIMITS = {_IDLE: IDLE_SECONDS, _HEADERS: HEADER_SECONDS, _BODY: BODY_SECONDS}
+_LONG_HEADERS = f"The headers must have at most {MAX_HEADERS} bytes."
+
+# `_BROKEN`: an error was answered. What still comes is dropped, so that the client reads the answer:
+# a connection that is closed with unread data is reset.
+_IDLE, _HEADERS, _BODY, _COMPLETE, _BROKEN = range(5)
+_LIMITS = {_IDLE: IDLE_SECONDS, _HEADERS: HEADER_SECONDS, _BODY: BODY_SECONDS, _BROKEN: 2.0}
 
 
 @dataclasses.dataclass
@@ -85,6 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: collections.deque[Incoming] = collections.deque()
         self._is_answering = False
         self._ends = False  # after the answers that wait
+        self._unread = 0  # bytes of headers that the parser may hold back
         self._clear()
 
     def _clear(self) -> None:
@@ -107,15 +112,10 @@ class HttpConnection(asyncio.Protocol):
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends. Requests that wait are dropped: nobody would read their answers."""
+        """Ends, also if the client has only closed its side: nobody else would drop its requests."""
         self.is_closed = True
         self._open.discard(self)
         self._waiting.clear()
-
-    def eof_received(self) -> bool:
-        """Keeps the connection open for the answers of a client that has sent all."""
-        self._ends = True
-        return bool(self._is_answering)
 
     def pause_writing(self) -> None:
         """Stops reading while the client does not read: its answers would fill the memory."""
@@ -130,12 +130,17 @@ class HttpConnection(asyncio.Protocol):
         """Parses what has come."""
         if self._ends:
             return
-        if self._state in (_IDLE, _HEADERS):
+        if self._state == _IDLE:
             self._enter(_HEADERS)
+        self._unread = self._unread + len(data) if self._state == _HEADERS else 0
         try:
             self._parser.feed_data(data)
+            if self._state != _HEADERS:
+                self._unread = 0
+            elif self._unread > MAX_HEADERS:  # of a line whose end has not come
+                raise _TooMuch(431, _LONG_HEADERS)
         except httptools.HttpParserUpgrade:
-            self._break(400, "This server speaks HTTP/1.1, and no other protocol.")
+            self._ends = True  # the request is answered, by HTTP/1.1
         except _TooMuch as error:
             self._break(error.status, str(error))
         except httptools.HttpParserError as error:
@@ -149,6 +154,7 @@ class HttpConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------ from the parser
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._unread = 0
         self._clear()
         self._enter(_HEADERS)
 
@@ -167,7 +173,7 @@ class HttpConnection(asyncio.Protocol):
     def _count(self, nbytes: int) -> None:
         self._head_bytes += nbytes
         if self._head_bytes > MAX_HEADERS:
-            raise _TooMuch(431, f"The headers must have at most {MAX_HEADERS} bytes.")
+            raise _TooMuch(431, _LONG_HEADERS)
 
     def on_headers_complete(self) -> None:
         """The headers end."""
@@ -199,7 +205,7 @@ class HttpConnection(asyncio.Protocol):
             self._headers,
             pieces[0] if len(pieces) == 1 else b"".join(pieces),
             self._since,
-            bool(self._parser.should_keep_alive()),
+            self._parser.should_keep_alive() and not self._parser.should_upgrade(),
         )
         self._enter(_COMPLETE)
         self._clear()
@@ -249,7 +255,8 @@ class HttpConnection(asyncio.Protocol):
         if self._is_answering:  # the answer would be taken for that of the request before
             return
         self._write(self._desk.broken(status, text), closes=True)
-        self._transport.close()
+        self._transport.write_eof()
+        self._enter(_BROKEN)
 
     # ----------------------------------------------------------------------------------- time
     def _enter(self, state: int) -> None:
@@ -261,14 +268,14 @@ class HttpConnection(asyncio.Protocol):
         limit = _LIMITS.get(self._state)
         if limit is None or self._is_answering or now - self._since < limit:
             return
-        if self._state == _IDLE:
+        if self._state in (_IDLE, _BROKEN):
             self._transport.close()
         else:
             self._break(408, f"A request must be whole within {limit:g} s.")
 
     def leave(self) -> None:
         """Ends the connection if it waits for a request."""
-        if self._state == _IDLE and not self._is_answering:
+        if self._state in (_IDLE, _BROKEN) and not self._is_answering:
             self._transport.close()
 
 

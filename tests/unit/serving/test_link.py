@@ -1,0 +1,63 @@
+"""The connection between the front and a worker."""
+
+import os
+
+import pytest
+
+from nanotf.serving.link import INLINE, KEPT, Link, LinkClosed
+
+
+@pytest.fixture
+def ends():
+    one, sock = Link.pair()
+    other = Link(sock)
+    yield one, other
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [5, 0, 7], [INLINE + 1], [INLINE, 3], [KEPT + 9, 1]])
+def test_contents_arrive_as_they_were(ends, sizes):
+    one, other = ends
+    contents = [os.urandom(size) for size in sizes]
+    for sender, receiver in ((one, other), (other, one), (one, other)):
+        sender.send({"header": sizes}, contents)
+        header, found = receiver.receive()
+        assert header == {"header": sizes}
+        assert [bytes(each) for each in found] == contents
+
+
+def test_a_long_header_is_no_limit(ends):
+    one, other = ends
+    header = ["x" * 100] * 5000
+    one.send(header)
+    assert other.receive() == (header, [])
+
+
+def test_shared_memory_is_used_again(ends):
+    one, other = ends
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        one.send(number, [b"%d" % number * INLINE])
+        header, (content,) = other.receive()
+        assert (header, bytes(content)) == (number, b"%d" % number * INLINE)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # the memory's own, and one for each mapping
+
+
+def test_memory_of_a_long_message_is_given_back(ends):
+    one, other = ends
+    one.send(0, [bytes(KEPT + 1)])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        one.send(0, [bytes(KEPT + 1)])
+        other.receive()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_end_is_told(ends):
+    one, other = ends
+    other.close()
+    with pytest.raises(LinkClosed):
+        one.receive()
+    with pytest.raises(LinkClosed):
+        one.send("x")
