@@ -50,7 +50,8 @@ def tensor(value: Any, dtype: str, booleans: bool = True) -> Array:
     found = _by_numpy(value, dtype, booleans)
     if found is not None:
         return found
-    shape, leaves = _shape(value), []
+    shape = _shape(value)
+    leaves: list[Any] = []
     _fill(leaves, value, shape, 0, _reader(dtype, value))
     return _array(leaves, shape, dtype)
 

@@ -56,7 +56,7 @@ def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True
     """Reads the object that is a request's body.
 
     Args:
-        content: the object.
+        content: of the body.
         model: that is asked.
         booleans: False if no value in it is true or false, see `has_booleans`.
 

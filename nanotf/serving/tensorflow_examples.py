@@ -39,9 +39,9 @@ def decode(request: Mapping[str, Any], signatures: Mapping[str, Signature], verb
     """Reads the object that is a request's body. It imports TensorFlow.
 
     Args:
-        request: the object.
+        request: of the body.
         signatures: of the model.
-        verb: one of `VERBS`.
+        verb: one of `VERBS`; the signature must be made for it.
 
     Returns:
         The content; `encode` makes its answer.

@@ -53,7 +53,7 @@ def decode(
     """Reads the object that is a request's body.
 
     Args:
-        request: the object.
+        request: of the body.
         signatures: of the model.
         booleans: False if no value in it is true or false, see `has_booleans`.
 
