@@ -6,4 +6,5 @@
 - `open_inference.py`: the Open Inference Protocol; its tensors in `open_tensors.py`.
 - `json_text.py`, `json_tensors.py`: JSON with NaN, and nested lists that are tensors.
 - `common_rows.py`: the rows of a request, by which requests are computed together.
+- `served_versions.py`: the versions of a model that answer.
 """
