@@ -23,7 +23,7 @@ from hosting_fakes import (
 )
 
 ROWS = "[[1, 2], [0.1, 4]]"
-TWO = '[{"a": [1, 2], "b": [3, 4]}]'
+TWO = '{"a": [1, 2], "b": [3, 4]}'
 
 
 @pytest.mark.parametrize(

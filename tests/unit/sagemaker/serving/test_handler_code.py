@@ -42,7 +42,8 @@ BOTH = """
     def output_handler(response, context):
         assert response.json() == json.loads(response.content) == json.loads(response.text)
         assert response.headers["Content-Type"] == "application/json"
-        return json.dumps([response.status_code, response.ok, response.json()]), context.accept_header
+        found = [response.status_code, response.ok, response.json()]
+        return json.dumps(found), context.accept_header
 """
 FIELDS = """
     import json
