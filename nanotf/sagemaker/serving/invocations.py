@@ -67,7 +67,7 @@ class Invocations(Interface):
     ) -> Call | Answer | Awaitable[Answer] | None:
         """See `Interface.route`."""
         parts = [unquote(part) for part in path.partition("?")[0].split("/")[1:]]
-        if parts[0] not in _ROOTS:
+        if not parts or parts[0] not in _ROOTS:
             return None
         match method, parts:
             case "GET", ["ping"]:

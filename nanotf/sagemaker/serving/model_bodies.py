@@ -5,8 +5,8 @@
 | application/json, /jsonlines, /jsons | see `json_request` |
 | text/csv | a row in each line, for a model of one input, see `csv_bodies` |
 | application/x-npy | all rows, for a model of one input |
-| application/x-npz | arrays by the inputs' names; or in the inputs' order, named arr_0, arr_1, ... |
-|                   | by `numpy.savez`; or a sparse matrix that `scipy.sparse.save_npz` has written |
+| application/x-npz | arrays by the inputs' names; or in the inputs' order, named arr_0, arr_1 by |
+|                   | `numpy.savez`; or a sparse matrix that `scipy.sparse.save_npz` has written |
 
 Others are refused with status 415. Source: `tensorflowServing.js` of
 aws/sagemaker-tensorflow-serving-container for JSON and CSV; the serializers of SageMaker's SDK for

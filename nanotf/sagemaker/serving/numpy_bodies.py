@@ -92,7 +92,8 @@ def _shaped(
             return np.zeros(shape, dtype)
         flat: Array = np.frombuffer(body, dtype, offset=offset)
         return flat.reshape(shape, order="F" if by_columns else "C")
-    except ValueError as error:  # more axes than NumPy has, or an empty axis among huge ones
+    # More axes than NumPy has, an empty axis among huge ones, or True as a length.
+    except (ValueError, TypeError) as error:
         raise Refusal(400, f"The shape of an npy file cannot be used: {error}") from None
 
 
@@ -203,5 +204,5 @@ def _without_objects(array: Array) -> Array:
     # Only outputs of text are arrays of objects. `S` would drop zero bytes at a text's end.
     values = [each if isinstance(each, bytes) else str(each).encode() for each in array.flat]
     width = max(map(len, values), default=1) or 1
-    texts: Array = np.array(values, f"S{width}")
-    return texts.reshape(array.shape)
+    texts: Array = np.array(values, f"S{width}").reshape(array.shape)
+    return texts

@@ -1,0 +1,120 @@
+"""Code of several models in one worker, and packages that it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import sys
+
+import pytest
+from hosting_fakes import HostServer, double, value, with_code
+
+from nanotf.sagemaker.serving.code_requirements import prepare
+from nanotf.sagemaker.serving.module_scopes import ModuleScopes
+from nanotf.serving.code_folders import find_code
+
+USES = """
+    import dataclasses, json, sys
+    import features
+
+    @dataclasses.dataclass
+    class Row:
+        name: str
+
+    def transform_fn(data, content_type, accept):
+        import late
+        assert sys.modules[Row.__module__].Row is Row
+        return json.dumps([features.NAME, late.NAME, Row("x").name])
+"""
+
+
+def test_each_model_has_its_own_modules(tmp_path: pathlib.Path) -> None:
+    paths, models = list(sys.path), []
+    for name in ("a", "b"):
+        model = dataclasses.replace(double(), name=name)
+        files = {each: f"NAME = '{each} of {name}'" for each in ("features", "late")}
+        models.append(with_code(model, tmp_path / name, USES, **files))
+    server = HostServer(*models)
+    for name in ("a", "b", "a"):
+        found = value(server.ask("POST", f"/models/{name}/invoke"))
+        assert found == [f"features of {name}", f"late of {name}", "x"]
+    server.interface.close()
+    assert sys.path == paths
+    assert not {"inference", "features", "late"} & set(sys.modules)
+
+
+def test_models_of_one_archive_share_the_code(tmp_path: pathlib.Path) -> None:
+    first = with_code(
+        double(),
+        tmp_path,
+        "calls = []\ndef transform_fn(a, b, c): calls.append(1); return str(len(calls))\n",
+    )
+    server = HostServer(first, dataclasses.replace(first, name="other"))
+    for count, name in enumerate(("half", "other"), 1):
+        answer = server.ask("POST", f"/models/{name}/invoke")
+        assert answer is not None and answer.body == str(count).encode()
+    server.interface.close()
+
+
+def test_lib_comes_first(tmp_path: pathlib.Path) -> None:
+    model = with_code(double(), tmp_path, "import features\n", features="NAME = 'beside'")
+    assert model.code
+    (model.code / "lib").mkdir()
+    (model.code / "lib" / "features.py").write_text("NAME = 'lib'")
+    scopes = ModuleScopes()
+    assert scopes.load(model.code).features.NAME == "lib"
+    scopes.close()
+
+
+def test_code_that_raises_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    model = with_code(double(), tmp_path, "import features\n1 / 0\n", features="")
+    scopes = ModuleScopes()
+    assert model.code
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            scopes.load(model.code)
+    scopes.close()
+    assert not {"inference", "features"} & set(sys.modules)
+
+
+def test_find_code(tmp_path: pathlib.Path) -> None:
+    version = tmp_path / "served" / "export" / "Servo" / "1"
+    version.mkdir(parents=True)
+    root = tmp_path / "served"
+    assert find_code(version, root) is None
+    _script(tmp_path)
+    assert find_code(version, root) is None  # above what is served
+    assert find_code(version, tmp_path) == tmp_path / "code"
+    (root / "code").mkdir()
+    assert find_code(version, root) is None  # without inference.py
+    _script(root)
+    assert find_code(version, root) == root / "code"
+    _script(version)
+    assert find_code(version, root) == version / "code"
+    assert find_code(root, root) == root / "code"
+    assert find_code(tmp_path / "model.keras", root) is None
+
+
+def _script(folder: pathlib.Path) -> None:
+    (folder / "code").mkdir(exist_ok=True)
+    (folder / "code" / "inference.py").touch()
+
+
+def test_requirements_are_not_installed_without_leave(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "requirements.txt").write_text("no-such-package-at-all\n")
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        prepare(tmp_path, allowed=False)
+    assert "requirements.txt is not installed" in caplog.text
+    (tmp_path / "lib").mkdir()
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        prepare(tmp_path, allowed=True)
+    assert "is ignored, since the folder lib is beside it" in caplog.text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["lib", "requirements.txt"]
+
+
+def test_nothing_is_required(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(tmp_path, allowed=True)
+    assert not caplog.text and not list(tmp_path.iterdir())
