@@ -109,11 +109,11 @@ def test_code_may_have_a_model_of_its_own(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "an empty folder"),
-        ({"a.txt": b"", "b/c.txt": b""}, "a folder with a.txt, b"),
-        ({f"{n}.txt": b"" for n in range(10)}, "7.txt, and 2 more"),
-        ({"new\nline": b""}, r"a folder with new\nline"),
-        ({"m.weights.h5": b""}, "a folder with m.weights.h5"),
+        ({}, "(an empty folder)"),
+        ({"a.txt": b"", "b/c.txt": b""}, "(a folder with a.txt, b)"),
+        ({f"{n}.txt": b"" for n in range(10)}, "7.txt, and 2 more)"),
+        ({"new\nline": b""}, r"(a folder with new\nline)"),
+        ({"m.weights.h5": b""}, "(a folder with m.weights.h5)"),
     ],
 )
 def test_a_folder_without_a_model(
@@ -121,9 +121,7 @@ def test_a_folder_without_a_model(
 ) -> None:
     folder = write(tmp_path / "m", files)
     folder.mkdir(exist_ok=True)
-    with pytest.raises(
-        InvalidArgumentError, match=re.escape(f"({said})" if not said[0].isdigit() else said)
-    ):
+    with pytest.raises(InvalidArgumentError, match=re.escape(said)):
         _found(folder)
 
 
