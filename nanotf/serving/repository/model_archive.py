@@ -23,10 +23,10 @@ LIMIT = 32 << 30  # bytes that an archive may unpack to
 _MEMBERS = 200_000  # files and folders that it may hold
 _HEADER = 1 << 20  # bytes of the longest header; longer ones would be held in memory
 _GZIP = b"\x1f\x8b"
-# A time of modification may be out of range, and headers of headers nest.
+# A time of modification may be out of range; headers of headers nest; links go round in circles.
 _BROKEN = (
     *(tarfile.TarError, zlib.error, EOFError, OSError),
-    *(ValueError, OverflowError, RecursionError),
+    *(ValueError, OverflowError, RuntimeError),
 )
 
 

@@ -15,6 +15,7 @@ from tiny_models import (
     saved_model,
     saved_model_files,
     table,
+    tick,
     write,
 )
 
@@ -147,6 +148,7 @@ def test_a_stamp_differs_after_each_change(tmp_path: pathlib.Path) -> None:
     old = stamps.stamp_of(folder)
     assert stamps.stamp_of(folder) == old
     times, data = file.stat(), file.read_bytes()
+    tick(tmp_path)
     file.unlink()  # the new one may get the old inode
     file.write_bytes(data)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))

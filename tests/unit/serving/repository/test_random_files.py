@@ -7,7 +7,7 @@ import random
 import shutil
 
 import pytest
-from tiny_models import numbers, saved_model_files
+from tiny_models import numbers, saved_model_files, tick
 
 from nanotf.serving.repository import ALL, LATEST, Repository, Source, VersionPolicy
 
@@ -22,7 +22,6 @@ class _Disk:
         self.base, self._aside, self._draw = root / "base", root / "aside", draw
         self.base.mkdir()
         self._aside.mkdir()
-        self.changed: set[int] = set()  # since the last look
 
     def is_whole(self, number: int) -> bool:
         folder = self.base / str(number)
@@ -33,10 +32,14 @@ class _Disk:
             for file, size in files
         )
 
+    def content(self, number: int) -> dict[str, bytes]:
+        folder = self.base / str(number)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
     def change(self) -> None:
         number = self._draw.choice(NUMBERS)
         folder = self.base / str(number)
-        self.changed.add(number)
         changes = [self._write, self._write, self._write_all, self._remove, self._move, self._link]
         self._draw.choice(changes)(folder)
 
@@ -84,26 +87,29 @@ class _Disk:
 
     def _write_file(self, folder: pathlib.Path, name: str, data: bytes) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.startswith("variables/variables.data"):
+            data = self._draw.randbytes(len(data))
         (folder / name).write_bytes(data)
 
 
 @pytest.mark.parametrize("policy", [LATEST, ALL], ids=["latest", "all"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_changes(tmp_path: pathlib.Path, policy: VersionPolicy, seed: int) -> None:
     draw = random.Random(seed)
     disk = _Disk(tmp_path, draw)
     repository = Repository([Source("m", disk.base, policy=policy)])
     wanted, accepted = repository.look(), 0
-    for _ in range(150):
+    for _ in range(120):
+        contents = {number: disk.content(number) for number in NUMBERS}
+        tick(tmp_path)
         for _ in range(draw.choice([0, 0, 1, 1, 2, 5])):
             disk.change()
         before, wanted = wanted, repository.look()
         for version in wanted.versions - before.versions:
             accepted += 1
             assert disk.is_whole(version.number)
-            assert version.number not in disk.changed
+            assert disk.content(version.number) == contents[version.number]
         assert wanted.versions or not before.versions
-        disk.changed.clear()
     assert accepted > 3
     for number in NUMBERS:
         disk.complete(disk.base / str(number))

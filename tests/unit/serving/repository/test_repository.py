@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tiny_models import keras_bytes, numbers, saved_model, saved_model_files, settled, write
+from tiny_models import keras_bytes, numbers, saved_model, saved_model_files, settled, tick, write
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.serving.repository import (
@@ -25,8 +25,6 @@ from nanotf.serving.repository import (
     Repository,
     Source,
     VersionPolicy,
-)
-from nanotf.serving.repository import (
 )
 
 
@@ -224,6 +222,7 @@ def test_a_version_deleted_and_made_again_with_the_same_sizes_and_times(
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     repository = _repository(tmp_path)
     (old,) = settled(repository).versions
+    tick(tmp_path)
     shutil.rmtree(folder)
     saved_model(folder)
     for path, time in times.items():
@@ -239,6 +238,7 @@ def test_changed_code_makes_another_version(tmp_path: pathlib.Path) -> None:
     repository = Repository([Source("m", folder, 1, code=code)])
     (old,) = settled(repository).versions
     assert old.code == code
+    tick(tmp_path)
     write(code, {"inference.py": b"x = 2"})
     (new,) = settled(repository).versions
     assert new != old

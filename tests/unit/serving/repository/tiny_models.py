@@ -124,3 +124,12 @@ def numbers(wanted: Wanted, model: str | None = None) -> list[int]:
 def settled(repository: Repository) -> Wanted:
     repository.look()
     return repository.look()
+
+
+def tick(folder: pathlib.Path) -> None:
+    """Returns once the file system's clock has advanced; some count in steps of milliseconds."""
+    probe, times = folder / ".probe", set()
+    while len(times) < 2:
+        probe.write_bytes(b"")
+        times.add(probe.stat().st_ctime_ns)
+        probe.unlink()
