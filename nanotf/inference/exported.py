@@ -133,9 +133,11 @@ def _export_keras(model: Any, folder: pathlib.Path, rows: Any) -> Exported:
 def _specs_of(model: Any, rows: Any) -> Any:
     """Returns a nested structure of a model's input: of `tf.TensorSpec` or of Keras's tensors."""
     if _knows_layers(model):
-        if not model.built:
+        if not model.built or not model.inputs:
             raise _unbuilt(model)
-        return model.input
+        if isinstance(model, keras_models.functional_class()):
+            return model.input  # as it was given to `Model`: the keys of dicts are kept
+        return model.inputs[0] if len(model.inputs) == 1 else model.inputs
     if rows is not None:
         return require_tensorflow().nest.map_structure(_spec_of_rows, rows)
     specs = generation().called_with(model)

@@ -13,17 +13,17 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.inference.engines.inference_engine import (
     Arrays,
     ConversionError,
-    InferenceEngine,
     converting,
 )
-from nanotf.inference.engines.tensorflow_engine import SavedFunctions
+from nanotf.inference.engines.tensorflow_engine import TensorFlowEngine
 from nanotf.inference.signature import DEFAULT, Signature
 
 
-class FrozenEngine(InferenceEngine):
+class FrozenEngine(TensorFlowEngine):
     """Freezes the function of `serving_default`."""
 
     name: ClassVar[str] = "frozen"
+    keeps_signatures: ClassVar[bool] = False
 
     def convert(
         self,
@@ -51,16 +51,6 @@ class FrozenEngine(InferenceEngine):
 
             concrete = serve.get_concrete_function(specs)
             tf.saved_model.save(tf.Module(), str(folder), signatures={DEFAULT: concrete})
-
-    def load(
-        self,
-        folder: pathlib.Path,
-        signatures: Mapping[str, Signature],
-        threads: int,
-        precision: str,
-    ) -> SavedFunctions:
-        with converting(self.name, "load"):
-            return SavedFunctions(folder)
 
 
 def _frozen(function: Any, signature: Signature) -> tuple[Any, list[str]]:

@@ -30,8 +30,8 @@ _PACKAGES = (("ai_edge_litert",), "litert")
 class LiteRTEngine(InferenceEngine):
     """Converts to TensorFlow Lite's format.
 
-    Its int8 keeps weights in 8 bits, and computes the ranges of everything else as it runs: it needs
-    no rows to calibrate.
+    Its int8 keeps weights in 8 bits, and computes the ranges of everything else as it runs. It
+    needs no rows to calibrate.
     """
 
     name: ClassVar[str] = "litert"

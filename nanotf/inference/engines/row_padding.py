@@ -12,7 +12,7 @@ from nanotf.inference.signature import Signature
 
 
 class PaddedRows:
-    """A runner that gets padding rows of zeros; they are cut off its outputs.
+    """A runner that gets padding rows of zeros, or empty texts; they are cut off its outputs.
 
     That changes no other row of a model that computes its rows one by one, as Keras models do
     outside training. Signatures whose inputs and outputs do not all have any number of rows are
@@ -44,7 +44,9 @@ class PaddedRows:
 
 
 def _padded(array: np.ndarray[Any, Any], more: int) -> np.ndarray[Any, Any]:
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+    shape = (more, *array.shape[1:])
+    zeros = np.full(shape, b"") if array.dtype == object else np.zeros(shape, array.dtype)
+    return np.concatenate([array, zeros.astype(array.dtype)])
 
 
 def at_least_one(rows: int) -> int:

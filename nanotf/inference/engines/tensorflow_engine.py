@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.inference.engines.inference_engine import Arrays, InferenceEngine, converting
+from nanotf.inference.engines.inference_engine import Arrays, InferenceEngine, Runner, converting
+from nanotf.inference.engines.row_padding import PaddedRows, at_least_one
 from nanotf.inference.signature import Signature
 
 
@@ -36,9 +37,11 @@ class TensorFlowEngine(InferenceEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
-    ) -> SavedFunctions:
+    ) -> Runner:
         with converting(self.name, "load"):
-            return SavedFunctions(folder)
+            runner = SavedFunctions(folder)
+        # Without rows, some operations fail: convolutions, in TensorFlow 2.15.
+        return PaddedRows(runner, signatures, at_least_one)
 
 
 class SavedFunctions:

@@ -11,16 +11,31 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.inference.engines.inference_engine import Runner, converting
+from nanotf.inference.engines.inference_engine import Arrays, ConversionError, Runner, converting
 from nanotf.inference.engines.row_padding import PaddedRows, power_of_two
 from nanotf.inference.engines.tensorflow_engine import SavedFunctions, TensorFlowEngine
-from nanotf.inference.signature import Signature
+from nanotf.inference.signature import STRING, Signature
 
 
 class XLAEngine(TensorFlowEngine):
     """Copies the SavedModel, and compiles its functions when they are called."""
 
     name: ClassVar[str] = "xla"
+
+    def convert(
+        self,
+        exported: pathlib.Path,
+        folder: pathlib.Path,
+        signature: Signature | None,
+        precision: str,
+        rows: Arrays | None,
+    ) -> None:
+        if signature and STRING in [s.dtype for s in (*signature.inputs, *signature.outputs)]:
+            raise ConversionError(
+                "XLA computes numbers. Received: a model that takes or returns text. Choose "
+                "engine='tensorflow'."
+            )
+        super().convert(exported, folder, signature, precision, rows)
 
     def load(
         self,
