@@ -115,7 +115,7 @@ class ServerState(Protocol):
 
         Returns:
             Of each its number, its state in TensorFlow Serving's words ("LOADING", "AVAILABLE",
-            "UNLOADING", "END"), and why it could not be loaded, or an empty text. An empty list if
+            "END"), and why it could not be loaded, or an empty text. An empty list if
             there is no such model.
         """
 

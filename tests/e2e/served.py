@@ -122,5 +122,9 @@ def serving(folder: pathlib.Path, *words: str, **variables: str) -> Iterator[Ser
         port = json.loads((folder / "ready.json").read_text())["port"]
         yield Served(process, port, folder / "log")
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()  # a killed server could not remove its temporary folder
+        process.terminate()
+        try:
+            process.wait(SECONDS)
+        finally:
+            process.kill()

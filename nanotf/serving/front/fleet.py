@@ -23,7 +23,7 @@ from nanotf.serving.front.serving_worker import ServingWorker
 from nanotf.serving.front.waiting_line import Key
 from nanotf.serving.repository.model_sources import ModelVersion
 
-LOADING, AVAILABLE, UNLOADING, END = "LOADING", "AVAILABLE", "UNLOADING", "END"
+LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _PAUSE = 0.25  # seconds before another worker starts after one died while it loaded; then doubled
 _LONGEST_PAUSE = 30.0
 _MOST_DEATHS = 3  # of workers, before what they were to load counts as what kills them
@@ -191,11 +191,10 @@ class Fleet:
         return [(number, *found[number]) for number in sorted(found, reverse=True)]
 
     def _state_of(self, version: ModelVersion, served: Mapping[int, Loaded]) -> tuple[str, str]:
-        if version in self.failed:
-            return (AVAILABLE if version.number in served else END), self.failed[version]
+        why = self.failed.get(version, "")
         if version.number in served:
-            return (AVAILABLE if version in self._wanted else UNLOADING), ""
-        return (LOADING if version in self._wanted else END), ""
+            return AVAILABLE, why  # also the last one, until another can take its place
+        return (LOADING if version in self._wanted and not why else END), why
 
     def is_promised(self, key: Key) -> bool:
         """Returns True if a version is wanted that workers served before, or are to serve."""

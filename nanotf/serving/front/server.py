@@ -35,6 +35,8 @@ from nanotf.wire import files
 
 _BACKLOG = 2048  # connections that wait to be accepted
 _TICK = 1.0  # seconds between looks at what is late
+_SOON = 0.02  # seconds between looks whether the server may end
+_KILLED = 128 + signal.SIGTERM  # the exit code if requests were left without an answer
 END_SECONDS = 25.0  # for requests that run at SIGTERM; a container's platform kills after 30
 
 
@@ -131,7 +133,7 @@ class Server:
                 task.cancel()
             listener.close()
             await self._fleet.end()
-        return 0
+        return 0 if self._signals < 2 else _KILLED
 
     # ------------------------------------------------------------------------------------ start
     async def _listen(self) -> asyncio.Server:
@@ -206,20 +208,25 @@ class Server:
     # -------------------------------------------------------------------------------------- end
     def _asked_to_end(self) -> None:
         self._signals += 1
-        if self._signals > 1:
-            os._exit(128 + signal.SIGTERM)  # the workers end with this process
+        if self._signals > 2:
+            os._exit(_KILLED)  # the workers end with this process
         self._stops.set()
 
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answers what has come, and nothing that comes later."""
         self._desk.is_leaving = True
-        await asyncio.sleep(self._options.drain_delay)
+        delay = self._now() + self._options.drain_delay
+        while self._now() < delay and self._signals < 2:
+            await asyncio.sleep(_SOON)
         listener.close()
         end = self._now() + END_SECONDS
-        while self._now() < end and not (self._dispatcher.is_idle and not self._connections):
+        while self._now() < end and self._signals < 2 and not self._is_done():
             for connection in list(self._connections):
                 connection.leave()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_SOON)
+
+    def _is_done(self) -> bool:
+        return self._dispatcher.is_idle and not self._connections
 
 
 class ServerFailed(NanoError, RuntimeError):
