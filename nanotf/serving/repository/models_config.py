@@ -98,9 +98,9 @@ def sources_in(text: bytes, where: str) -> list[Source]:
     Raises:
         InvalidArgumentError: It cannot be read, or says something that nanotf cannot do.
     """
+    config = _message_class()()
     from google.protobuf import text_format
 
-    config = _message_class()()
     try:
         text_format.Parse(text.decode(), config)
     except (text_format.ParseError, UnicodeDecodeError) as error:
@@ -174,7 +174,7 @@ def _message_class() -> Any:
             if mark == "|":
                 field.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()  # of its own: names clash with nobody's
-    pool.Add(file)
+    pool.AddSerializedFile(file.SerializeToString())
     descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelServerConfig")
     if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22
         return message_factory.GetMessageClass(descriptor)
