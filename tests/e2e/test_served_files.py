@@ -20,7 +20,8 @@ def _module(folder: pathlib.Path) -> None:
     class _Words(tf.Module):
         def __init__(self, file: str) -> None:
             super().__init__()
-            initializer = tf.lookup.TextFileInitializer(file, tf.string, 0, tf.int64, 1, " ", 2)
+            columns = (tf.string, 0, tf.int64, 1)
+            initializer = tf.lookup.TextFileInitializer(file, *columns, delimiter=" ")
             self.table = tf.lookup.StaticHashTable(initializer, -1)
             self.offset = tf.Variable([1], dtype=tf.int64)
 

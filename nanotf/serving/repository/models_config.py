@@ -1,4 +1,4 @@
-"""Reads `models.config`, the file that tells TensorFlow Serving which models to serve.
+"""Reads the file that tells TensorFlow Serving which models to serve, often "models.config".
 
 It is a protobuf message as text. Its descriptor is made here, at run time: the published one comes
 with a package that imports TensorFlow. Fields that nanotf does not know are rejected. Source:
@@ -54,7 +54,7 @@ _FIELDS: dict[str, list[tuple[str, int, int | str, str]]] = {
 
 
 class ConfigFile:
-    """The models of a `models.config`. A changed file is read again; it is the whole truth.
+    """The models that TensorFlow Serving's file names. A changed file is read again; it is the whole truth.
 
     Args:
         path: the file.
@@ -90,7 +90,7 @@ class ConfigFile:
 
 
 def sources_in(text: bytes, where: str) -> list[Source]:
-    """Returns the models that the content of a `models.config` names.
+    """Returns the models that the content of such a file names.
 
     Args:
         where: what to call the file in messages.

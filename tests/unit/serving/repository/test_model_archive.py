@@ -165,7 +165,7 @@ def test_archives_that_are_not_whole(tmp_path: pathlib.Path, place: pathlib.Path
 
 
 def test_damaged_archives(tmp_path: pathlib.Path, place: pathlib.Path) -> None:
-    """Whatever a header's byte becomes, the archive is unpacked or refused."""
+    """An archive with any byte of a header changed is unpacked or refused."""
     path = archive(tmp_path / "m.tar.gz", {"a": b"content"})
     with gzip.open(path) as stream:
         data = stream.read()
