@@ -54,7 +54,9 @@ _FIELDS: dict[str, list[tuple[str, int, int | str, str]]] = {
 
 
 class ConfigFile:
-    """The models that TensorFlow Serving's file names. A changed file is read again; it is the whole truth.
+    """The models that TensorFlow Serving's file names.
+
+    A changed file is read again; it is the whole truth.
 
     Args:
         path: the file.
