@@ -6,7 +6,7 @@ Called by the front, which imports no TensorFlow.
 - `model_sources.py`: the types: `Source`, `VersionPolicy`, `ModelVersion`, `Wanted`.
 - `model_layouts.py`: finds the models that MODEL of a command line, or `--models-dir`, stands for.
 - `model_archive.py`: unpacks `model.tar.gz`.
-- `models_config.py`: reads TensorFlow Serving's `models.config`.
+- `models_config.py`: reads the file of models that TensorFlow Serving reads.
 - `model_files.py`: what makes a folder or file a model, and which parts it lacks.
 - `wire_format.py`: the outline of protobuf messages and of TensorFlow's bundles of variables.
 - `stamps.py`: values that differ once files have changed.

@@ -19,6 +19,7 @@ from nanotf.serving.repository import wire_format
 from nanotf.serving.repository.wire_format import NotWholeError
 
 PROGRAM = "program.json"  # the file that makes a folder a program of `nanotf.inference`
+_ENGINE = "engine"  # the folder in it with the engine's files
 KERAS_ENDINGS = (".keras", ".h5", ".hdf5")
 _WEIGHTS = ".weights.h5"  # Keras demands this ending of weights alone
 
@@ -88,11 +89,21 @@ def lacking(model: pathlib.Path) -> str | None:
 
 
 def _folder(folder: pathlib.Path) -> Iterator[str]:
-    if (folder / PROGRAM).is_file():
-        try:
-            json.loads((folder / PROGRAM).read_bytes())
-        except ValueError:
-            yield f"{PROGRAM} is not whole"
+    if not (folder / PROGRAM).is_file():
+        yield from _saved_model(folder)
+        return
+    try:
+        json.loads((folder / PROGRAM).read_bytes())
+    except ValueError:
+        yield f"{PROGRAM} is not whole"
+    engine = folder / _ENGINE
+    if not (engine.is_dir() and any(engine.iterdir())):
+        yield f"{_ENGINE} is missing"
+        return
+    yield from (f"{_ENGINE}/{lack}" for lack in _saved_model(engine))
+
+
+def _saved_model(folder: pathlib.Path) -> Iterator[str]:
     wanted = False
     if (folder / _SAVED_MODEL).is_file():
         try:

@@ -1,4 +1,4 @@
-"""Reads `models.config`, the file that tells TensorFlow Serving which models to serve.
+"""Reads the file that tells TensorFlow Serving which models to serve, often "models.config".
 
 It is a protobuf message as text. Its descriptor is made here, at run time: the published one comes
 with a package that imports TensorFlow. Fields that nanotf does not know are rejected. Source:
@@ -54,7 +54,9 @@ _FIELDS: dict[str, list[tuple[str, int, int | str, str]]] = {
 
 
 class ConfigFile:
-    """The models of a `models.config`. A changed file is read again; it is the whole truth.
+    """The models that TensorFlow Serving's file names.
+
+    A changed file is read again; it is the whole truth.
 
     Args:
         path: the file.
@@ -90,7 +92,7 @@ class ConfigFile:
 
 
 def sources_in(text: bytes, where: str) -> list[Source]:
-    """Returns the models that the content of a `models.config` names.
+    """Returns the models that the content of such a file names.
 
     Args:
         where: what to call the file in messages.
@@ -98,9 +100,9 @@ def sources_in(text: bytes, where: str) -> list[Source]:
     Raises:
         InvalidArgumentError: It cannot be read, or says something that nanotf cannot do.
     """
+    config = _message_class()()
     from google.protobuf import text_format
 
-    config = _message_class()()
     try:
         text_format.Parse(text.decode(), config)
     except (text_format.ParseError, UnicodeDecodeError) as error:
@@ -174,7 +176,7 @@ def _message_class() -> Any:
             if mark == "|":
                 field.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()  # of its own: names clash with nobody's
-    pool.Add(file)
+    pool.AddSerializedFile(file.SerializeToString())
     descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelServerConfig")
     if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22
         return message_factory.GetMessageClass(descriptor)

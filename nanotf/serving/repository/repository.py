@@ -165,22 +165,22 @@ class _Watch:
             self.wanted = frozenset(self._whole.values()) or self.wanted
         self._reports.say(str(source.path), "" if found else problem)
 
-    def _versions(self) -> dict[int, pathlib.Path]:
-        """Returns the version folders that are there, by number."""
+    def _versions(self) -> dict[int, str]:
+        """Returns the names of the version folders that are there, by number."""
         source = self._source
         if source.number is not None:
             source.path.stat()  # raises if it is not there
-            return {source.number: source.path}
-        found: dict[int, pathlib.Path] = {}
+            return {source.number: ""}
+        found: dict[int, str] = {}
         with os.scandir(source.path) as entries:
             names = [e.name for e in entries if e.is_symlink() or e.is_dir(follow_symlinks=False)]
         for name in sorted(names, key=len):  # of 3 and 003 the shorter
             number = version_number(name)
             if number is not None:
-                found.setdefault(number, source.path / name)
+                found.setdefault(number, name)
         return found
 
-    def _chosen(self, found: dict[int, pathlib.Path]) -> dict[int, ModelVersion | None]:
+    def _chosen(self, found: dict[int, str]) -> dict[int, ModelVersion | None]:
         """Returns the versions that were looked at, latest first, until the policy had enough."""
         policy = self._source.policy
         chosen: dict[int, ModelVersion | None] = {}
@@ -188,7 +188,7 @@ class _Watch:
         for number in policy.order(found):
             if policy.limit is not None and count >= policy.limit:
                 break
-            chosen[number] = self._examined(number, found[number])
+            chosen[number] = self._examined(number, self._source.path / found[number])
             count += chosen[number] is not None
         return chosen
 

@@ -90,6 +90,13 @@ def test_a_zip_file_that_keras_has_not_saved(tmp_path: pathlib.Path) -> None:
 def test_a_program_is_whole_or_not(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path / "3", {"program.json": b'{"engine": "tensorflow"}'})
     assert model_files.model_at(folder) == folder
+    assert model_files.lacking(folder) == "engine is missing"
+    write(folder, prefixed("engine", FILES))
+    assert model_files.lacking(folder) is None
+    write(folder, {"engine/saved_model.pb": b""})
+    assert model_files.lacking(folder) == "engine/saved_model.pb is not whole: it holds no graph"
+    (folder / "engine/saved_model.pb").unlink()
+    write(folder, {"engine/model.xml": b""})
     assert model_files.lacking(folder) is None
     (folder / "program.json").write_bytes(b'{"engine": "tens')
     assert model_files.lacking(folder) == "program.json is not whole"

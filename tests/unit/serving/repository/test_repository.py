@@ -1,4 +1,4 @@
-"""Which versions are wanted, while files come, change and leave."""
+"""Versions that are wanted, while files come, change and leave."""
 
 from __future__ import annotations
 
