@@ -23,7 +23,7 @@ def test_packages_are_installed_for_the_model_alone(tmp_path: pathlib.Path) -> N
         scopes = ModuleScopes()
         try:
             module = scopes.load(tmp_path)
-            assert module.needed.TEXT == text
+            assert text == module.needed.TEXT
             assert not pathlib.Path(module.numpy.__file__).is_relative_to(tmp_path)
         finally:
             scopes.close()
