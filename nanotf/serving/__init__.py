@@ -2,4 +2,10 @@
 
 - `interface.py`: what the ways to ask for predictions have in common.
 - `code_folders.py`: where the user's code for a model lies.
+- `tensorflow_rest.py`: TensorFlow Serving's REST; its bodies in `tensorflow_predict.py` and
+  `tensorflow_examples.py`.
+- `open_inference.py`: the Open Inference Protocol; its tensors in `open_tensors.py`.
+- `json_text.py`, `json_tensors.py`: JSON with NaN, and nested lists that are tensors.
+- `common_rows.py`: the rows of a request, by which requests are computed together.
+- `served_versions.py`: the versions of a model that answer.
 """

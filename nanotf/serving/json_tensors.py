@@ -21,6 +21,9 @@ from nanotf.serving.json_text import shown
 
 Array = np.ndarray[Any, Any]
 
+# The header of an answer with a token for a value that is not finite: strict readers refuse it.
+NONFINITE = ("X-Nanotf-Nonfinite", "1")
+
 _AXES = 31  # of a value: NumPy 1 has 32, one of them for the rows
 _BYTES = "b64"  # the only key of an object that holds bytes
 # By the kind that is wanted, the kinds of arrays that NumPy makes of lists that fit.
@@ -50,7 +53,8 @@ def tensor(value: Any, dtype: str, booleans: bool = True) -> Array:
     found = _by_numpy(value, dtype, booleans)
     if found is not None:
         return found
-    shape, leaves = _shape(value), []
+    shape = _shape(value)
+    leaves: list[Any] = []
     _fill(leaves, value, shape, 0, _reader(dtype, value))
     return _array(leaves, shape, dtype)
 
@@ -132,8 +136,8 @@ def _by_numpy(value: Any, dtype: str, booleans: bool) -> Array | None:
     if found.dtype.kind not in _FITTING[wanted.kind] or found.ndim > _AXES + 1:
         return None
     if wanted.kind in "iu":
-        limits = np.iinfo(wanted)
-        if found.min() < limits.min or found.max() > limits.max:
+        limits = np.iinfo(wanted)  # NumPy 1 compares uint64 with them as floats
+        if int(found.min()) < limits.min or int(found.max()) > limits.max:
             return None
     with np.errstate(over="ignore"):  # TensorFlow Serving makes infinities of them, too
         return found.astype(wanted, copy=False)

@@ -27,6 +27,7 @@ from nanotf.serving.interface import (
     ServedModel,
     ServerState,
 )
+from nanotf.serving.served_versions import is_served, served_versions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _OURS = re.compile(r"/v2(?:/.*)?", re.DOTALL)
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|infer))?/?")
 _VERSION = re.compile(r"[0-9]{1,18}")
-_AVAILABLE = "AVAILABLE"
 _BINARY = "inference-header-content-length"
 
 
@@ -77,9 +77,7 @@ class OpenInference(Interface):
 
     def _metadata(self, server: ServerState, model: str, version: int | None) -> Answer:
         described = json.loads(server.described(self.name, model, version, None))
-        described["versions"] = [
-            str(number) for number, state, _ in server.states(model) if state == _AVAILABLE
-        ]
+        described["versions"] = [str(number) for number in served_versions(server, model)]
         return _answer(described)
 
     # --------------------------------------------------------------------------- in a worker
@@ -130,20 +128,13 @@ def _chosen(found: re.Match[str], server: ServerState) -> tuple[str, int | None]
     return model, int(version)
 
 
-def _is_served(server: ServerState, model: str, version: int | None) -> bool:
-    return any(
-        state == _AVAILABLE and version in (None, number)
-        for number, state, _ in server.states(model)
-    )
-
-
 def _ready(server: ServerState, model: str, version: int | None) -> Answer:
-    ready = _is_served(server, model, version)
+    ready = is_served(server, model, version)
     return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
 
 def _check_served(server: ServerState, model: str, version: int | None) -> None:
-    if not _is_served(server, model, version):
+    if not is_served(server, model, version):
         wanted = "any version" if version is None else f"version {version}"
         raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")
 

@@ -17,7 +17,6 @@ from nanotf.serving import json_tensors
 from nanotf.serving.common_rows import common_rows
 from nanotf.serving.interface import Answer, Decoded, Refusal, ServedModel
 from nanotf.serving.json_text import shown
-from nanotf.serving.tensorflow_predict import NONFINITE
 
 _DATATYPES = {
     "bool": "BOOL",
@@ -56,7 +55,7 @@ def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True
     """Reads the object that is a request's body.
 
     Args:
-        content: the object.
+        content: of the body.
         model: that is asked.
         booleans: False if no value in it is true or false, see `has_booleans`.
 
@@ -106,7 +105,7 @@ def encode(
         )
         texts.append(head[:-1] + b',"data":' + data + b"}")
     body = orjson.dumps(fields)[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
-    return Answer(200, body, headers=() if all_finite else (NONFINITE,))
+    return Answer(200, body, headers=() if all_finite else (json_tensors.NONFINITE,))
 
 
 # --------------------------------------------------------------------------------------- requests

@@ -18,7 +18,7 @@ from nanotf.serving import json_tensors
 from nanotf.serving.common_rows import common_rows
 from nanotf.serving.interface import Answer, Decoded, Refusal
 from nanotf.serving.json_text import shown
-from nanotf.serving.tensorflow_predict import NONFINITE, Arrays, signature_name
+from nanotf.serving.tensorflow_predict import Arrays, signature_name
 
 VERBS = ("classify", "regress")
 
@@ -39,9 +39,9 @@ def decode(request: Mapping[str, Any], signatures: Mapping[str, Signature], verb
     """Reads the object that is a request's body. It imports TensorFlow.
 
     Args:
-        request: the object.
+        request: of the body.
         signatures: of the model.
-        verb: one of `VERBS`.
+        verb: one of `VERBS`; the signature must be made for it.
 
     Returns:
         The content; `encode` makes its answer.
@@ -70,7 +70,9 @@ def encode(examples: Examples, outputs: Arrays) -> Answer:
     """
     make = _classifications if examples.verb == "classify" else _regressions
     text, finite = make(outputs, examples.count)
-    return Answer(200, b'{"results":' + text + b"}", headers=() if finite else (NONFINITE,))
+    return Answer(
+        200, b'{"results":' + text + b"}", headers=() if finite else (json_tensors.NONFINITE,)
+    )
 
 
 def _check_signature(signature: Signature, verb: str) -> None:

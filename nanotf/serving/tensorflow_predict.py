@@ -28,7 +28,6 @@ _TYPES = {
 }
 # fmt: on
 _BYTES_SUFFIX = "_bytes"  # ends the name of an output whose texts are bytes
-NONFINITE = ("X-Nanotf-Nonfinite", "1")  # header of an answer that strict readers refuse
 
 
 def signature_name(request: Mapping[str, Any]) -> str:
@@ -53,7 +52,7 @@ def decode(
     """Reads the object that is a request's body.
 
     Args:
-        request: the object.
+        request: of the body.
         signatures: of the model.
         booleans: False if no value in it is true or false, see `has_booleans`.
 
@@ -98,7 +97,7 @@ def encode(decoded: Decoded, outputs: Arrays) -> Answer:
     else:
         text, finite = _object({name: _text(name, array) for name, array in outputs.items()})
     body = b'{"' + _ANSWERS[decoded.form] + b'":' + text + b"}"
-    return Answer(200, body, headers=() if finite else (NONFINITE,))
+    return Answer(200, body, headers=() if finite else (json_tensors.NONFINITE,))
 
 
 def _key(request: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from nanotf.serving.interface import (
     ServedModel,
     ServerState,
 )
+from nanotf.serving.served_versions import is_served
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,6 @@ _FLAGS = re.IGNORECASE | re.ASCII
 _CALL = re.compile(rf"/v1/models/([^/:]+){_OF}:(classify|regress|predict)", _FLAGS)
 _QUESTION = re.compile(rf"/v1/models(?:/([^/:]+))?{_OF}(?:/(metadata))?", _FLAGS)
 _LARGEST = 2**63 - 1  # version
-_AVAILABLE = "AVAILABLE"
 # TensorFlow's names of types, where they are not NumPy's in upper case.
 _TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE"}
 
@@ -142,11 +142,9 @@ def _number(version: str) -> int:
 
 def _check_served(server: ServerState, model: str, version: int | None) -> None:
     """Raises Refusal if no such version of the model is available."""
-    for number, state, _ in server.states(model):
-        if state == _AVAILABLE and version in (None, number):
-            return
-    wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-    raise Refusal(404, f"Servable not found for request: {wanted}")
+    if not is_served(server, model, version):
+        wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+        raise Refusal(404, f"Servable not found for request: {wanted}")
 
 
 def _status(server: ServerState, model: str, version: int | None) -> Answer:

@@ -33,9 +33,7 @@ def spec(text: str) -> TensorSpec:
 
 def signature(inputs: str, outputs: str, method: str = PREDICT) -> Signature:
     """Makes a signature of specs with spaces between them."""
-    return Signature(
-        tuple(map(spec, inputs.split())), tuple(map(spec, outputs.split())), method
-    )
+    return Signature(tuple(map(spec, inputs.split())), tuple(map(spec, outputs.split())), method)
 
 
 @dataclasses.dataclass
@@ -87,7 +85,9 @@ class FakeServer:
             raise Refusal(404, "no such version")
         return found
 
-    def described(self, interface: str, model: str, version: int | None, label: str | None) -> bytes:
+    def described(
+        self, interface: str, model: str, version: int | None, label: str | None
+    ) -> bytes:
         assert interface == self._interface.name
         return self._interface.describe(self.found(model, version, label))
 

@@ -149,7 +149,11 @@ BAD = [
         b'{"signature_name": "x", "instances": [1]}',
         '^Serving signature name: "x" not found in signature def$',
     ),
-    (PLAIN, b'{"instances": ["x", "y"]}', 'JSON Value: "x" Type: String is not of expected type: f'),
+    (
+        PLAIN,
+        b'{"instances": ["x", "y"]}',
+        'JSON Value: "x" Type: String is not of expected type: f',
+    ),
     (PLAIN, b'{"instances": [1, null]}', "element: 1 .* Type: Null is not of expected type: float"),
     (PLAIN, b'{"instances": [1.5, true]}', "Type: True is not of expected type: float"),
     (PLAIN, b'{"instances": ["1.5"]}', "Type: String is not of expected type: float"),
@@ -176,7 +180,11 @@ BAD = [
     (TWO, b'{"instances": [{"a": 1, "b": "x"}]}', "element: 0 key: b of 'instances'.*: String"),
     (TWO, b'{"inputs": [1]}', "^inputs is a plain value/list, but expecting an object"),
     (TWO, b'{"inputs": {"a": [1]}}', "^Missing named input: b in 'inputs' object.$"),
-    (IMAGE, b'{"instances": [[1]]}', r"x must have the shape \(None, 8, 8, 1\). Received: \(1, 1\)"),
+    (
+        IMAGE,
+        b'{"instances": [[1]]}',
+        r"x must have the shape \(None, 8, 8, 1\). Received: \(1, 1\)",
+    ),
     (IMAGE, b'{"inputs": 1}', r"x must have the shape \(None, 8, 8, 1\). Received: \(\)"),
 ]
 
@@ -220,7 +228,9 @@ def test_types(dtype: str, value: str, status: int, text: str) -> None:
 
 def test_outputs_without_a_form() -> None:
     def answer(**outputs: Any) -> tuple[int, str]:
-        return error(_ask(_model("x:float32*", "y:float32*", lambda x: outputs), '{"instances":[1]}'))
+        return error(
+            _ask(_model("x:float32*", "y:float32*", lambda x: outputs), '{"instances":[1]}')
+        )
 
     assert answer() == (400, "Cannot convert empty tensor map to JSON")
     assert answer(y=np.array(1.0)) == (400, "Tensor name: y has no shape information ")
@@ -256,9 +266,7 @@ def test_regress_of_the_documentation() -> None:
             "outputs": np.float32([[_parsed(each)["x"][0] * 0.5 + 3] for each in inputs])
         }
     )
-    body = (
-        '{"signature_name": "tensorflow/serving/regress", "examples": [{"x": 1.0}, {"x": 2.0}]}'
-    )
+    body = '{"signature_name": "tensorflow/serving/regress", "examples": [{"x": 1.0}, {"x": 2.0}]}'
     assert _ask(model, body, "regress").body == b'{"results":[3.5,4.0]}'
 
 
