@@ -1,8 +1,8 @@
 """Reads and writes CSV: a line is a row.
 
 A column holds numbers or text as the model's input does, not as a cell looks. Source of the form:
-`csv_request` in `tensorflowServing.js` of aws/sagemaker-tensorflow-serving-container, which has no
-reader for quotes. Here the standard library reads them (RFC 4180). There is no header line.
+tensorflowServing.js of aws/sagemaker-tensorflow-serving-container, which has no reader for quotes.
+Here the standard library reads them (RFC 4180). There is no header line.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     input_handler(data, context)       -> the body of a request to TensorFlow Serving's REST
     output_handler(response, context)  -> body, content type
 
-Source: `python_service.py` and `tfs_utils.py` of aws/sagemaker-tensorflow-serving-container.
-`handler` posts to `context.rest_uri` itself, where `LocalRest` answers. What `input_handler`
+Source: python_service.py and tfs_utils.py of aws/sagemaker-tensorflow-serving-container.
+`handler` posts to the context's `rest_uri` itself, where `LocalRest` answers. What `input_handler`
 returns is answered by the same code, without a connection.
 """
 
@@ -47,7 +47,7 @@ class Context(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HandlerResponse:
-    """What `output_handler` gets: of `requests.Response` the parts that handlers use."""
+    """The argument of `output_handler`: of a response of requests the parts that handlers use."""
 
     status_code: int
     content: bytes
@@ -74,7 +74,7 @@ class HandlerCode(ModelCode):
     Args:
         module: the user's, with at least one of the handlers.
         model, rules: see `ModelCode`.
-        rest: answers `context.rest_uri`.
+        rest: answers at the context's `rest_uri`.
 
     Raises:
         NotImplementedError: One of `input_handler` and `output_handler` is missing.

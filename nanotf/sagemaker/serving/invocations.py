@@ -33,6 +33,7 @@ from nanotf.serving.interface import (
     ServerState,
 )
 from nanotf.serving.json_text import error_text, parse_object
+from nanotf.serving.served_versions import is_served
 from nanotf.serving.tensorflow_rest import TensorflowRest
 
 if TYPE_CHECKING:
@@ -160,20 +161,21 @@ def _call(named: str, headers: Mapping[str, str], body: bytes, server: ServerSta
         raise Refusal(
             400, f"tfs-method must be one of {', '.join(_METHODS)}. Received: {verb!r:.200}."
         )
+    version = _version(given)
+    if not is_served(server, model, version):
+        wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+        raise Refusal(404, f"Servable not found for request: {wanted}")
     about = {**headers, TARGET: named} if named else dict(headers)
-    return Call(Request(Invocations.name, verb, body, about), model, _version(given, model, server))
+    return Call(Request(Invocations.name, verb, body, about), model, version)
 
 
-def _version(given: Mapping[str, str], model: str, server: ServerState) -> int | None:
+def _version(given: Mapping[str, str]) -> int | None:
     text = given.get("tfs-model-version")
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise Refusal(400, f"tfs-model-version must be a number. Received: {text!r:.200}.")
-    version = int(text)
-    if version not in [n for n, state, _ in server.states(model) if state == "AVAILABLE"]:
-        raise Refusal(404, f"Servable not found for request: Specific({model}, {version})")
-    return version
+    return int(text)
 
 
 def _check_loaded(model: str, server: ServerState) -> None:

@@ -1,6 +1,6 @@
 """Answers TensorFlow Serving's REST requests that user code makes, in the worker that runs it.
 
-A handler posts to `context.rest_uri`, as in a SageMaker container, where TensorFlow Serving
+A handler posts to its context's `rest_uri`, as in a SageMaker container, where TensorFlow Serving
 listens. Here a thread of the same process does, so that one worker suffices for a request:
 
     worker's main thread                        this thread

@@ -6,9 +6,9 @@
 | text/csv | a row in each line, for a model of one input, see `csv_bodies` |
 | application/x-npy | all rows, for a model of one input |
 | application/x-npz | arrays by the inputs' names; or in the inputs' order, named arr_0, arr_1 by |
-|                   | `numpy.savez`; or a sparse matrix that `scipy.sparse.save_npz` has written |
+|                   | `numpy.savez`; or a sparse matrix that SciPy has written                    |
 
-Others are refused with status 415. Source: `tensorflowServing.js` of
+Others are refused with status 415. Source: tensorflowServing.js of
 aws/sagemaker-tensorflow-serving-container for JSON and CSV; the serializers of SageMaker's SDK for
 the others.
 """
@@ -36,7 +36,7 @@ _ROWS = "instances"  # the form of an answer to what is not TensorFlow Serving's
 
 @dataclasses.dataclass(frozen=True)
 class BodyForm:
-    """What an answer depends on beside the outputs."""
+    """The form of an answer, which holds for any outputs."""
 
     accept: str  # one of `media_types.ANSWERS`
     json: Any  # the form for TensorFlow Serving's JSON

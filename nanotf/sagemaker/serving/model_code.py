@@ -26,7 +26,7 @@ class ModelCode:
     """A model without code: nanotf's rules for bodies are all that there is.
 
     Args:
-        model: the model that it is for.
+        model: the only one whose requests it answers.
     """
 
     computes = False  # True for code that does what the model is to do, see `Interface.begin`

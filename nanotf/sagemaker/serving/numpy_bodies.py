@@ -1,6 +1,6 @@
 """Reads and writes arrays in NumPy's formats, npy and npz, as bodies of requests and answers.
 
-The formats: `numpy.lib.format`, and `scipy.sparse.save_npz` for sparse matrices. A pickle is never
+The formats: `numpy.lib.format`, and save_npz of scipy.sparse for sparse matrices. A pickle is never
 read. No memory is taken before the sizes that a header claims have been compared with the body.
 """
 
@@ -144,7 +144,7 @@ def write_npz(arrays: Mapping[str, Array]) -> bytes:
 
 
 def is_sparse(arrays: Mapping[str, Array]) -> bool:
-    """Returns True for the arrays of a matrix that `scipy.sparse.save_npz` has written."""
+    """Returns True for the arrays of a matrix that save_npz of scipy.sparse has written."""
     return {"format", "shape", "data"} <= set(arrays)
 
 
@@ -152,7 +152,7 @@ def dense(arrays: Mapping[str, Array], most: int) -> Array:
     """Makes an array of a sparse matrix, in one of the formats COO, CSR and CSC.
 
     Args:
-        arrays: as `scipy.sparse.save_npz` names them.
+        arrays: as save_npz of scipy.sparse names them.
         most: bytes that the result may take.
 
     Raises:

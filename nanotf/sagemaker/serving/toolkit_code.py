@@ -12,7 +12,7 @@
 Each but the last may take one more argument, the context. Data of JSON and CSV is text, other data
 is bytes. nanotf does what is not defined. Without `model_fn` the model is the program that is
 served, and if there is no `predict_fn` either, requests of several clients are still computed
-together. Sources: `transformer.py` and `decoder.py` of aws/sagemaker-inference-toolkit; `serve.py`
+together. Sources: transformer.py and decoder.py of aws/sagemaker-inference-toolkit; serve.py
 of aws/sagemaker-tensorflow-training-toolkit (branch legacy-mode).
 """
 

@@ -1,6 +1,6 @@
 """Reads and writes bodies for a model of the user's own, of which nothing is known.
 
-The rules of the SageMaker inference toolkit (`decoder.py`, `encoder.py`): JSON and CSV become
+The rules of the SageMaker inference toolkit (decoder.py, encoder.py): JSON and CSV become
 arrays of numbers, without a request's keys. It unpickles npy files; nanotf never does.
 """
 

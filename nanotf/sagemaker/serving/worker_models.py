@@ -12,7 +12,7 @@ from nanotf.serving.tensorflow_rest import TensorflowRest
 
 
 class WorkerModels:
-    """What `Invocations` holds in a worker."""
+    """The part of `Invocations` that is in a worker."""
 
     def __init__(self, rules: BodyRules) -> None:
         self._rules = rules

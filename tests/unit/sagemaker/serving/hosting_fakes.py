@@ -82,7 +82,7 @@ class HostServer:
         self.interface = Invocations(**settings)
         self.served = {model.name: model for model in models}
         self.default_model = models[0].name if len(models) == 1 else None
-        self.ready = True
+        self.ready, self.state = True, "AVAILABLE"
         self.computed_by_code = [self.interface.begin(model) for model in models]
 
     def models(self) -> list[str]:
@@ -90,7 +90,7 @@ class HostServer:
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
         found = self.served.get(model)
-        return [(found.version, "AVAILABLE", "")] if found else []
+        return [(found.version, self.state, "")] if found else []
 
     def described(self, *_: Any) -> bytes:
         raise AssertionError

@@ -116,6 +116,12 @@ def test_attributes_that_choose_nothing(attributes: str, status: int, text: str)
     assert text in error(answer)[1]
 
 
+def test_a_model_that_is_not_served_yet() -> None:
+    server = HostServer(double())
+    server.state = "LOADING"
+    assert error(server.invoke(ROWS)) == (404, "Servable not found for request: Latest(half)")
+
+
 def test_list_of_models() -> None:
     found = value(_two().ask("GET", "/models"))
     assert list(found) == ["half", "other model"]
