@@ -109,15 +109,23 @@ def _export_keras(model: Any, folder: pathlib.Path, rows: Any) -> Exported:
     inputs, found = structure.describe(_specs_of(model, rows), lambda spec: spec.name, "input")
     names = structure.names(inputs)
     specs = {name: _with_rows(spec, name) for name, spec in zip(names, found, strict=True)}
+    own = _output_names(model)
     outputs: list[Any] = []
+    # AutoGraph is for the model's code, not for ours.
+    as_it_is = tf.autograph.experimental.do_not_convert
 
-    @tf.function  # type: ignore[untyped-decorator]
-    def serve(tensors: Any) -> Any:
-        result = model(structure.build(inputs, tensors), training=False)
-        own = iter(_output_names(model))
-        shape, leaves = structure.describe(result, lambda _: next(own, None), "output")
+    @as_it_is
+    def named(result: Any) -> dict[str, Any]:
+        left = iter(own)
+        shape, leaves = structure.describe(result, lambda _: next(left, None), "output")
         outputs[:] = [shape]  # a structure, not a tensor: it does not depend on the trace
         return dict(zip(structure.names(shape), leaves, strict=True))
+
+    build = as_it_is(structure.build)
+
+    @tf.function
+    def serve(tensors: Any) -> Any:
+        return named(model(build(inputs, tensors), training=False))
 
     serve.get_concrete_function(specs)
     archive = tf.keras.export.ExportArchive()
@@ -135,7 +143,8 @@ def _specs_of(model: Any, rows: Any) -> Any:
     if _knows_layers(model):
         if not model.built or not model.inputs:
             raise _unbuilt(model)
-        if isinstance(model, keras_models.functional_class()):
+        is_functional = isinstance(model, keras_models.functional_class())
+        if is_functional:
             return model.input  # as it was given to `Model`: the keys of dicts are kept
         return model.inputs[0] if len(model.inputs) == 1 else model.inputs
     if rows is not None:

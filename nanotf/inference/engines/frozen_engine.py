@@ -44,7 +44,7 @@ class FrozenEngine(TensorFlowEngine):
                 for name in names
             }
 
-            @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+            @tf.function(autograph=False)
             def serve(tensors: Mapping[str, Any]) -> dict[str, Any]:
                 found = tf.nest.flatten(frozen(*[tensors[name] for name in names]))
                 return dict(zip(results, found, strict=True))
@@ -65,7 +65,7 @@ def _frozen(function: Any, signature: Signature) -> tuple[Any, list[str]]:
     names, results = signature.input_names, [spec.name for spec in signature.outputs]
     specs = [function.structured_input_signature[1][name] for name in names]
 
-    @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=specs, autograph=False)
     def in_order(*tensors: Any) -> list[Any]:
         found = function(**dict(zip(names, tensors, strict=True)))
         return [found[name] for name in results]

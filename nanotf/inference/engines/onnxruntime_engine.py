@@ -107,7 +107,7 @@ def _to_onnx(exported: pathlib.Path, path: pathlib.Path, signature: Signature) -
     function, names = model.signatures[DEFAULT], signature.input_names
     specs = [function.structured_input_signature[1][name] for name in names]
 
-    @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=specs, autograph=False)
     def in_order(*tensors: Any) -> Any:
         return function(**dict(zip(names, tensors, strict=True)))
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nanotf.errors import InvalidArgumentError
 from nanotf.inference.engines.inference_engine import (
     BF16,
     F32,
@@ -22,6 +23,7 @@ from nanotf.inference.engines.inference_engine import (
 )
 from nanotf.inference.signature import Signature
 
+_INT32 = np.iinfo(np.int32)
 _FILE = "model.xml"  # and model.bin, the weights
 _EXTRA, _MODULE = "openvino", "openvino"
 
@@ -88,9 +90,26 @@ class OpenVINORequest:
         self._outputs = {name: [s.name for s in each.outputs] for name, each in signatures.items()}
 
     def run(self, inputs: Arrays, signature: str) -> dict[str, np.ndarray[Any, Any]]:
-        """See `Runner`."""
+        """See `Runner`.
+
+        Raises:
+            InvalidArgumentError: An integer does not fit in 32 bits: OpenVINO would cut it off.
+        """
+        for name, array in inputs.items():
+            _check_range(name, array)
         found = self._request.infer(dict(inputs), share_inputs=True)
         return {name: found[name] for name in self._outputs[signature]}
+
+
+def _check_range(name: str, array: np.ndarray[Any, Any]) -> None:
+    is_wide = array.dtype.kind in "iu" and array.dtype.itemsize >= _INT32.dtype.itemsize
+    if not is_wide or array.dtype == _INT32.dtype or not array.size:
+        return
+    if array.max() > _INT32.max or array.min() < _INT32.min:
+        raise InvalidArgumentError(
+            f"OpenVINO computes integers in 32 bits. Received: {name} with numbers from "
+            f"{array.min()} to {array.max()}. Choose another engine for this model."
+        )
 
 
 def _quantized(model: Any, rows: Arrays) -> Any:
