@@ -7,7 +7,7 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import data, errors, estimator, keras, optimizers, smp
+from nanotf import data, errors, estimator, inference, keras, optimizers, smp
 from nanotf.keras import (
     Model,
     Sequential,
@@ -39,6 +39,7 @@ __all__ = [
     "estimator",
     "get_strategy",
     "imap",
+    "inference",
     "is_chief",
     "job",
     "keras",

@@ -127,6 +127,14 @@ class Generation(Protocol):
             specs: nested structure of `tf.TensorSpec`; the first dimension is the batch.
         """
 
+    def called_with(self, model: Any) -> Any:
+        """Returns what a subclassed model was first called with, None if it was not called.
+
+        Returns:
+            A nested structure of `tf.TensorSpec`: the first argument. Keras 3 keeps no dtypes; they
+            are those to which the model casts floats.
+        """
+
     def steps_per_execution(self, model: Any) -> int:
         """Returns the number of steps in one execution of a compiled model's step function."""
 

@@ -221,6 +221,11 @@ def call_on_specs(model: Any, specs: Any) -> None:
     model(inputs)
 
 
+def called_with(model: Any) -> Any:
+    found = model.save_spec()
+    return found[0][0] if found and found[0] else None
+
+
 def is_symbolic(leaves: Sequence[Any]) -> bool:
     symbolic = source_module("engine.keras_tensor").KerasTensor
     if any(isinstance(leaf, symbolic) for leaf in leaves):

@@ -25,6 +25,7 @@ Versions seen: 3.10-3.15.
 | `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer`; `data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
 | `Model._eval_epoch_iterator`, `backend.tensorflow.trainer.TFEpochIterator` | `fit` keeps the validation data in it; stays in a model after a `fit` that raised |
+| `Layer._build_shapes_dict` | the shapes of a subclassed model's first call |
 | `Model._assert_compile_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq`, and tells if an epoch is validated |
 """
@@ -202,6 +203,20 @@ def call_on_specs(model: Any, specs: Any) -> None:
         lambda s: tf.keras.KerasTensor(tuple(s.shape), dtype=s.dtype.name), specs
     )
     source_module("backend").compute_output_spec(model, inputs)
+
+
+def called_with(model: Any) -> Any:
+    tf = require_tensorflow()
+
+    def specs_of(value: Any) -> Any:  # a shape is a tuple or a list of numbers
+        if isinstance(value, dict):
+            return {key: specs_of(each) for key, each in value.items()}
+        if all(each is None or isinstance(each, int) for each in value):
+            return tf.TensorSpec(value, model.input_dtype)
+        return type(value)(specs_of(each) for each in value)
+
+    shapes = getattr(model, "_build_shapes_dict", None)
+    return specs_of(next(iter(shapes.values()))) if shapes else None
 
 
 def is_symbolic(leaves: Sequence[Any]) -> bool:

@@ -54,6 +54,12 @@ class Signature:
         """The names of the inputs, in order."""
         return tuple(spec.name for spec in self.inputs)
 
+    @property
+    def has_rows(self) -> bool:
+        """True if all inputs and outputs have rows, of any number, along their first axis."""
+        shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
+        return all(shape is not None and shape[:1] == (None,) for shape in shapes)
+
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Returns the inputs as arrays of the signature's types, in its order.
 

@@ -10,6 +10,8 @@ import fcntl
 import json
 import os
 import pathlib
+import secrets
+import shutil
 import socket
 import weakref
 from collections.abc import Iterator
@@ -50,6 +52,57 @@ def flush(file: Any) -> None:
     """Waits until the disk has what was written to a file."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def flush_folder(path: pathlib.Path) -> None:
+    """Waits until the disk has the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes a folder with its content: yields an empty one, which gets its name at the end.
+
+    All files in it are flushed first. A folder that has the name already is moved aside, and then
+    deleted: a reader finds the old one or the new one, and between two instants none.
+
+    Args:
+        path: its parent exists.
+
+    Raises:
+        OSError: The disk is full or not writable. What had the name is as it was.
+    """
+    made = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    made.mkdir()
+    try:
+        yield made
+        for folder, _, names in os.walk(made):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:  # noqa: PTH118, PTH123
+                    os.fsync(file.fileno())
+            flush_folder(pathlib.Path(folder))
+        _take_place(made, path)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    flush_folder(path.parent)
+
+
+def _take_place(made: pathlib.Path, path: pathlib.Path) -> None:
+    old = made.with_name(f"{made.name}.old")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(old)
+    try:
+        made.rename(path)
+    except BaseException:
+        if old.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(

@@ -115,7 +115,7 @@ class _KeptProgram:
         self.divides = False  # whether calls of layers were divided, in this or an earlier call
         self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
-            self.program = programs.Program(order.shipment, self.source.open)
+            self.program = programs.ShippedProgram(order.shipment, self.source.open)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
@@ -315,7 +315,7 @@ class LoopRun:
             tally.active, session.watched = False, lambda: None
             tell(tally.progress())
 
-    def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
+    def _send(self, program: programs.ShippedProgram, parts: dict[str, Any]) -> None:
         """Sends the parent the parts of the result."""
         packer, known = packing.Packer(), {"object": program.numbered, "mutable": program.mutables}
         named = {f"What a @nano function {does}": part for does, part in parts.items()}

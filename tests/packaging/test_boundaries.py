@@ -34,6 +34,7 @@ PUBLIC = {
         "estimator",
         "get_strategy",
         "imap",
+        "inference",
         "is_chief",
         "job",
         "last_report",
@@ -59,6 +60,7 @@ PUBLIC = {
     ],
     "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException", "pad_batches"],
     "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
+    "nanotf.inference": ["Program", "load", "make"],
     "nanotf.keras": [
         "Model",
         "Sequential",

@@ -138,7 +138,8 @@ class Folder:
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        _flush_folder(self.own)  # the new name is on the disk before older checkpoints are deleted
+        # The new name is on the disk before older checkpoints are deleted.
+        files.flush_folder(self.own)
         self._delete_old()
 
     def _delete_old(self) -> None:
@@ -200,11 +201,3 @@ def _sha256(path: pathlib.Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _flush_folder(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -365,7 +365,7 @@ def _find_paths(obj: Any, path: tuple[Any, ...], paths: dict[int, tuple[Any, ...
 
 
 # --------------------------------------------------------------------------- in a worker
-class Program:
+class ShippedProgram:
     """A function, its steps and its objects, in a worker.
 
     The objects of the heap and the `tf.function`s, with their graphs, outlive a call. Each call

@@ -1,0 +1,124 @@
+"""A program on the disk: a folder with `program.json` and the engine's files.
+
+    folder/program.json   what it is; nanotf has made the folder if it is there
+           engine/        the engine's files
+
+A folder is written with another name, flushed to the disk, then renamed. Only a folder with such a
+file is ever replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import nanotf
+from nanotf.errors import InvalidArgumentError
+from nanotf.inference.signature import Signature
+from nanotf.wire import files
+
+FORMAT = 1
+DESCRIPTION, FILES = "program.json", "engine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a program's folder holds."""
+
+    engine: str
+    precision: str
+    signatures: dict[str, Signature]
+    inputs: Any  # see `Exported`
+    outputs: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the content of `program.json`."""
+        signatures = {name: signature.to_json() for name, signature in self.signatures.items()}
+        return {
+            "format": FORMAT,
+            "nanotf": nanotf.__version__,
+            "tensorflow": _tensorflow_version(),
+            **vars(self),
+            "signatures": signatures,
+        }
+
+
+def _tensorflow_version() -> str:
+    for name in ("tensorflow", "tensorflow-cpu", "intel-tensorflow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
+
+
+def is_program(folder: pathlib.Path) -> bool:
+    """Returns True if nanotf has written a folder as a program, which may be damaged since."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def write_description(folder: pathlib.Path, description: Description) -> None:
+    """Writes `program.json`: the folder then is a program's."""
+    files.write_json(folder / DESCRIPTION, description.to_json(), indent=1)
+
+
+def read_description(folder: pathlib.Path) -> Description:
+    """Reads `program.json`.
+
+    Raises:
+        OSError: It cannot be read.
+        Damaged: It is not what nanotf writes.
+        InvalidArgumentError: A later version of nanotf has written it.
+    """
+    path = folder / DESCRIPTION
+    found = files.read_json(path)
+    with files.doubting(path):
+        number = int(found["format"])
+    if number > FORMAT:
+        raise InvalidArgumentError(
+            f"Programs up to format {FORMAT} can be read. Received: {path} with format {number}, "
+            f"of nanotf {found.get('nanotf')}. Install that version, or make the program again."
+        )
+    with files.doubting(path):
+        signatures = {str(k): Signature.from_json(v) for k, v in found["signatures"].items()}
+        engine, precision = str(found["engine"]), str(found["precision"])
+        return Description(engine, precision, signatures, found["inputs"], found["outputs"])
+
+
+def state_of(folder: pathlib.Path) -> tuple[int, ...]:
+    """Returns numbers that change when another program takes a folder's place."""
+    wanted = (DESCRIPTION, "saved_model.pb", "saved_model.pbtxt")
+    found = next(folder / name for name in wanted if (folder / name).is_file()).stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@contextlib.contextmanager
+def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty folder that becomes `path` at the end, see `files.new_folder`.
+
+    Raises:
+        InvalidArgumentError: There is something at `path` that nanotf has not written.
+    """
+    if os.path.lexists(path) and not (path.is_dir() and _may_replace(path)):
+        raise InvalidArgumentError(
+            f"A program is saved where nothing is, or another program. Received: {str(path)!r}, "
+            f"which nanotf has not written. Pass another path, or remove it."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.new_folder(path) as folder:
+        yield folder
+
+
+def _may_replace(path: pathlib.Path) -> bool:
+    if path.is_symlink():
+        return False
+    if not any(path.iterdir()):
+        return True
+    try:
+        read_description(path)
+    except (OSError, files.Damaged):
+        return False
+    return True
