@@ -9,19 +9,19 @@ and each tensor gets a state. Code of the model may be unknown: the graph is all
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import graphs
+from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 
-# Primes for axes of unknown length. Large ones first: a length that a constant in the graph is a
-# multiple of proves nothing. Small ones for models that take no longer rows.
-_LENGTHS = (
-    (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293),
-    (29, 31, 37, 41, 43, 47, 53, 59, 61),
-    (2, 3, 5, 7, 11, 13),
-)
+# Primes for axes of unknown length: those for axes that differ, then for axes of one length. Large
+# ones come first: few constants are multiples of them. Small ones are for models that take no
+# longer rows. They are smaller than the numbers of rows.
+_DISTINCT = (29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+_COMMON = ((211, 223, 227, 229, 233, 239, 241, 251, 257, 263), _DISTINCT, (13, 11, 7, 5, 3, 2))
 
 
 def reason_to_keep_together(function: Any) -> str:
@@ -46,7 +46,7 @@ def reason_to_keep_together(function: Any) -> str:
         known = _lengths_in(function.graph)
         rows = _sizes(known)
         error: Exception | None = None
-        for shapes in _shapes(inputs, known):
+        for lengths, shapes in _shapes(inputs, known):
             try:
                 return _reason(function, inputs, shapes, rows)
             except Coupled:
@@ -55,13 +55,15 @@ def reason_to_keep_together(function: Any) -> str:
                 # An operation may refuse these lengths, and take others. What raises for all of
                 # them is not proved, and computed by itself, which is always right.
                 error = error or failed
+                if len(set(lengths)) > 1 and _takes(function, inputs, shapes, math.prod(lengths)):
+                    break
     except Coupled as coupled:
         return str(coupled)
     if error is None:
         return "its lengths are multiples of all the lengths that nanotf tries"
     logger.info("A signature cannot be traced: %r", error, exc_info=error)
     said = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"its graph takes no other lengths: {type(error).__name__}: {said}"
+    return f"its graph takes only some numbers of rows, or lengths: {type(error).__name__}: {said}"
 
 
 def _check_inputs(inputs: Sequence[Any], names: Sequence[str]) -> None:
@@ -103,34 +105,65 @@ def _sizes(known: set[int]) -> tuple[int, int]:
     return traces.sizes(known)
 
 
-def _shapes(inputs: Sequence[Any], known: set[int]) -> Iterator[list[list[int]]]:
-    """Yields shapes of the inputs' rows to try, in order.
+def _shapes(
+    inputs: Sequence[Any], known: set[int]
+) -> Iterator[tuple[list[int], list[tuple[int, ...]]]]:
+    """Yields lengths of the unknown axes to try, and the shapes of the inputs' rows with them.
 
-    First each axis of unknown length gets a length of its own, then all get the same: a mask is as
-    long as the text that it belongs to.
+    First each axis gets a length of its own, then all get the same: a mask is as long as the text
+    that it belongs to.
     """
-    shapes = [list(tensor.shape[1:]) for tensor in inputs]
+    shapes = [tuple(tensor.shape[1:]) for tensor in inputs]
     count = sum(length is None for shape in shapes for length in shape)
-    if not count:
-        yield shapes
-        return
-    for primes in _LENGTHS:
-        free = [prime for prime in primes if all(length % prime for length in known)]
-        choices = [free[:count]] if count > 1 and len(free) >= count else []
-        choices += [[free[0]] * count] if free else []
-        for chosen in choices:
+    choices = [_free(_DISTINCT, known)[:count]] if count > 1 else []
+    choices += [_free(primes, known)[:1] * count for primes in _COMMON] if count else [[]]
+    for chosen in choices:
+        if len(chosen) == count:
             lengths = iter(chosen)
-            yield [[next(lengths) if d is None else d for d in shape] for shape in shapes]
+            yield (
+                chosen,
+                [tuple(next(lengths) if d is None else d for d in shape) for shape in shapes],
+            )
+
+
+def _free(primes: Sequence[int], known: set[int]) -> list[int]:
+    return [prime for prime in primes if all(length % prime for length in known)]
+
+
+def _takes(
+    function: Any, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]], rows: int
+) -> bool:
+    """Returns True if some number of rows of these shapes can be computed.
+
+    What TensorFlow refuses for a prime number of rows may be right for others, if it reshapes one
+    input to the length of another. So two lengths may only be taken for one if it refuses them for
+    a number of rows, too, that each is a divisor of.
+    """
+    from nanotf.region.proof import shaped_copies
+
+    tf = require_tensorflow()
+    if rows * max(map(math.prod, shapes)) >= 2**31:  # more than the shapes in graphs hold
+        return True
+    with graphs.new_graph("lengths").as_default():
+        tensors = [
+            tf.compat.v1.placeholder(tensor.dtype, [rows, *shape])
+            for tensor, shape in zip(inputs, shapes, strict=True)
+        ]
+        try:
+            shaped_copies.copy(function.graph, tensors)
+        except ValueError:
+            return False
+    return True
 
 
 def _reason(
-    function: Any, inputs: Sequence[Any], shapes: Sequence[list[int]], rows: tuple[int, int]
+    function: Any, inputs: Sequence[Any], shapes: Sequence[tuple[int, ...]], rows: tuple[int, int]
 ) -> str:
     from nanotf.region.proof import shaped_copies, traces, verdicts
     from nanotf.region.proof.states import UNKNOWN
 
     leaves = [
-        traces.Argument(tuple(shape), tensor.dtype, True)
+        traces.Argument(shape, tensor.dtype, True)
         for tensor, shape in zip(inputs, shapes, strict=True)
     ]
     trace = functools.partial(

@@ -71,7 +71,7 @@ class _Copier:
         if operation.type in _CALLS:
             return self.copied(inner[0], inputs)
         if operation.type in _LOOPS:
-            return self._loop(operation, *inner, inputs)
+            return self._loop(operation, inner, inputs)
         if operation.type in _BRANCHES:
             return self._branches(operation, inner, inputs)
         attributes = {
@@ -93,7 +93,9 @@ class _Copier:
         found: Sequence[Any] = made.outputs
         return found
 
-    def _loop(self, operation: Any, condition: Any, body: Any, inputs: list[Any]) -> list[Any]:
+    def _loop(self, operation: Any, inner: Sequence[Any], inputs: list[Any]) -> list[Any]:
+        condition, body = inner
+
         def run(graph: Any) -> Callable[..., list[Any]]:
             def call(*values: Any) -> list[Any]:
                 given = list(inputs)
