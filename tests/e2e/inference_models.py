@@ -21,7 +21,7 @@ class Remainder(L.Layer):
 
 
 class Halves(tf.keras.Model):
-    """A subclassed model with branches, which takes and returns dicts."""
+    """A subclassed model, which takes and returns dicts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +29,6 @@ class Halves(tf.keras.Model):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         h = self.dense(inputs["x"])
-        if tf.shape(h)[0] > 10**6:  # AutoGraph makes a conditional of it
-            h = h + 1.0
         return {"low": h[:, :2], "rest": [h[:, 2:3], h[:, 3:]]}
 
 
@@ -114,7 +112,8 @@ def model_and_rows(kind: str) -> tuple[Any, Rows]:
 
 def keras_result(model: Any, x: Any) -> Any:
     """Returns what `model.predict` returns; Keras takes text as tensors."""
-    return model.predict(tf.constant(x) if getattr(x, "dtype", None) == object else x, verbose=0)
+    is_text = isinstance(x, np.ndarray) and x.dtype.kind == "O"
+    return model.predict(tf.constant(x) if is_text else x, verbose=0)
 
 
 def assert_equal(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
