@@ -28,6 +28,8 @@ from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 
+# TensorFlow orders them like writes.
+_TABLE_READS = ("LookupTableExportV2", "LookupTableFindV2", "LookupTableSizeV2")
 RUN_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # types of operations
 
 
@@ -258,7 +260,7 @@ def has_effects(operation: Any) -> bool:
     """Returns True if an operation does more than compute its results, or draw random numbers."""
     from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
 
-    if operation.type in auto_control_deps_utils.RESOURCE_READ_OPS:
+    if operation.type in (*auto_control_deps_utils.RESOURCE_READ_OPS, *_TABLE_READS):
         return False
     return bool(auto_control_deps.op_is_stateful(operation))
 

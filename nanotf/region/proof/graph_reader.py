@@ -45,6 +45,8 @@ class Reader:
         twins: by `id` of a tensor, the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
         other_rows: the number of rows of that other trace.
+        any_number: whether the states must hold for all numbers of rows: refuses operations by
+            which code may tell a small number from the two large ones, such as comparisons.
 
     Attributes:
         states: dict of `id` of a tensor to its `TensorState`.
@@ -53,8 +55,11 @@ class Reader:
             variable, "sum" or "mean" over workers.
     """
 
-    def __init__(self, rows: int, twins: Mapping[int, Any], other_rows: int) -> None:
+    def __init__(
+        self, rows: int, twins: Mapping[int, Any], other_rows: int, any_number: bool = False
+    ) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
+        self._any_number = any_number
         self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
@@ -173,6 +178,8 @@ class Reader:
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
+        if self._any_number and kind not in rules.OF_NUMBERS and any(map(_is_number, inputs)):
+            raise Coupled("uses the number of rows")
         counted = self._counted(operation, inputs)
         if counted is not None:
             return counted
@@ -411,6 +418,11 @@ def _kind_of_addend(value: TensorState) -> str:
     if value.kind == PARTIAL and value.power == -1:
         return _MEAN
     raise Coupled("adds to a variable what depends on rows")
+
+
+def _is_number(state: TensorState) -> bool:
+    """Returns True for numbers and shapes made from the number of rows."""
+    return state.kind == COUNTED or (state.kind == WHOLE and bool(state.power))
 
 
 def _with_axis(state: TensorState, pair: Sequence[TensorState]) -> TensorState:

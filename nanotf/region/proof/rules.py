@@ -75,6 +75,19 @@ def _attribute(step: RuleArguments, name: str) -> Any:
     return step.operation.get_attr(name)
 
 
+# Operations that may take the number of rows, or a shape with it, whatever the number is: they
+# choose elements of shapes, compute sums and products, or make a tensor of a shape. Two polynomials
+# that agree for two large primes are one. `Minimum` and comparisons are none of them.
+OF_NUMBERS = {
+    "Add", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "EmptyTensorList", "ExpandDims", "Fill",
+    "Gather", "GatherV2", "Identity", "IdentityN", "Mul", "Neg", "OnesLike", "Pack", "Prod",
+    "Range", "RealDiv", "Reshape", "Shape", "ShapeN", "Size", "Slice", "Split", "SplitV", "Squeeze",
+    "StridedSlice", "Sub", "TensorListFromTensor", "TensorListGather", "TensorListGetItem",
+    "TensorListReserve", "TensorListResize", "TensorListSetItem", "TensorListStack", "Tile",
+    "Transpose", "Unpack", "ZerosLike",
+}  # fmt: skip
+
+
 # ------------------------------------------------------------------------------- element by element
 @_rule(
     "Abs Acos Acosh Angle ApproximateEqual Asin Asinh AsString Atan Atan2 Atanh BesselI0 BesselI0e "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,19 @@ from nanotf.region.proof.states import (
 # Pairs of primes: of a length that is a multiple of one, that many rows are the batch's.
 SIZES = ((1009, 2003), (1013, 2011), (1019, 2017), (1021, 2027))
 LENGTH = 13  # of other axes of unknown length, also a prime
+
+
+def sizes(lengths: Iterable[int]) -> tuple[int, int]:
+    """Returns two numbers of rows that no known length is a multiple of.
+
+    Raises:
+        Coupled: There are none among `SIZES`.
+    """
+    known = set(lengths)
+    for pair in SIZES:
+        if all(length % rows for length in known for rows in pair):
+            return pair
+    raise Coupled("its lengths are multiples of all the numbers of rows that nanotf tries")
 
 
 @dataclasses.dataclass(frozen=True)

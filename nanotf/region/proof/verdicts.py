@@ -266,19 +266,35 @@ def prove(
         return Verdict(f"its call cannot be traced: {text.rstrip('.')}")
 
 
-def _judged(
-    subject: Subject, traced: traces.Trace, again: traces.Trace, used: Sequence[Any]
-) -> Verdict:
+def read(
+    traced: traces.Trace, again: traces.Trace, any_number: bool = False
+) -> graph_reader.Reader:
+    """Gives states to the tensors of a trace.
+
+    Args:
+        again: a trace of the same call with another number of rows.
+        any_number: see `graph_reader.Reader`.
+
+    Raises:
+        Coupled: They are not the same operations.
+    """
     rows, other_rows = traced.tracing.rows, again.tracing.rows
-    readers = graph_reader.Reader(rows, traces.twins(traced, again), other_rows)
+    readers = graph_reader.Reader(rows, traces.twins(traced, again), other_rows, any_number)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
     readers.give(traces.handle_states(traced))
     readers.read(traced.graph)
+    return readers
+
+
+def _judged(
+    subject: Subject, traced: traces.Trace, again: traces.Trace, used: Sequence[Any]
+) -> Verdict:
+    readers = read(traced, again)
     _check_parts(readers, traced)
     results = [*traced.outputs, *traced.losses]
     states = [readers.of(t) if tf.is_tensor(t) else EQUAL for t in results]
-    factors = [_factor(state, t) for state, t in zip(states, results, strict=True)]
+    factors = [factor(state, t) for state, t in zip(states, results, strict=True)]
     assigned = _assigned(subject, readers)
     gradients = traces.differentiate(traced, states)
     if traced.tracing.has_users_gradients(traced.graph):
@@ -362,10 +378,7 @@ def _sizes(subject: Subject, leaves: Sequence[Any]) -> tuple[int, int]:
     """Returns the first two primes that no known length is a multiple of."""
     lengths = [d for v in subject.variables() for d in v.shape if d]
     lengths += [d for leaf in leaves if isinstance(leaf, traces.Argument) for d in leaf.shape if d]
-    for pair in traces.SIZES:
-        if all(d % rows for d in lengths for rows in pair):
-            return pair
-    raise Coupled("its lengths are multiples of all the numbers of rows that nanotf tries")
+    return traces.sizes(lengths)
 
 
 def _told(reason: Reason) -> str:
@@ -376,8 +389,12 @@ def _told(reason: Reason) -> str:
     return f"{operation.type} ({operation.name}){place} {reason.text}"
 
 
-def _factor(state: TensorState, tensor: Any) -> Any:
-    """Returns how a result leaves the region; see `regions.Region.leave`."""
+def factor(state: TensorState, tensor: Any) -> Any:
+    """Returns how a result leaves the region; see `Verdict.factors` and `regions.Region.leave`.
+
+    Raises:
+        Coupled: It cannot, since its state is none that can be joined.
+    """
     if state.kind == UNKNOWN:
         raise Coupled(_told(state.of))
     if not tf.is_tensor(tensor):
