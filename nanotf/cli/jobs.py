@@ -11,6 +11,7 @@ from nanotf.cli.parsers import Parser, add_json, whole_number
 from nanotf.cli.train import add_output, report_end, wait_for
 from nanotf.console import say
 from nanotf.errors import JobError
+from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import follow, metrics, record
 from nanotf.sagemaker.jobs.record import JobFolder
 
@@ -76,7 +77,7 @@ def _list(parsed: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     if not rows:
-        print(f"No jobs in {record.folder_of_jobs(parsed.output)}.")
+        print(f"No jobs in {record.KIND.folder(parsed.output)}.")
     width = max((len(str(row["name"])) for row in rows), default=0)
     for row in rows:
         values = " ".join(f"{name}={value:g}" for name, value in row["metrics"].items())
@@ -90,7 +91,7 @@ def _logs(parsed: argparse.Namespace) -> int:
     if parsed.follow:
         wait_for(job, logs=True, host=parsed.host, rank=parsed.rank)
     else:
-        follow.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
+        following.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster
+from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import data_channels, follow, hyperparameters, launch, metrics, record
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -116,7 +117,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help=f"the folder of jobs; default ${record.FOLDER_VARIABLE}, else {record.DEFAULT_FOLDER}",
+        help=f"the folder of jobs; default ${record.KIND.variable}, else {record.KIND.default}",
     )
 
 
@@ -134,7 +135,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 def _train(parsed: argparse.Namespace) -> int:
     _check_alone(os.environ)
     request = JobRequest(
-        name=parsed.name or record.make_name(pathlib.Path(parsed.script).stem),
+        name=parsed.name or record.KIND.make_name(pathlib.Path(parsed.script).stem),
         source=SourceCode(parsed.script, parsed.source_dir, tuple(parsed.dependency)),
         hyperparameters=hyperparameters.parse_options(parsed.hyperparameter),
         channels=tuple(data_channels.parse_options(parsed.channel)),
@@ -158,7 +159,7 @@ def wait_for(
 ) -> JobState:
     """Waits for a job's end. At Ctrl-C the job continues, and a line says how to return to it."""
     try:
-        return follow.wait(job, follow.print_to(sys.stdout) if logs else None, host, rank)
+        return follow.wait(job, following.print_to(sys.stdout) if logs else None, host, rank)
     except KeyboardInterrupt:
         say(
             f"job {job.name} continues. `nanotf jobs logs -f {job.name}` follows it, "

@@ -135,7 +135,7 @@ class TensorFlow:
             InvalidArgumentError: The job cannot run; no process was started.
             JobError: The job has failed.
         """
-        name = job_name or record.make_name(self.base_job_name or self._stem())
+        name = job_name or record.KIND.make_name(self.base_job_name or self._stem())
         job = launch.start(self._request(name, inputs), self._folder())
         self.latest_training_job = TrainingJob(job)
         self.jobs.append(self.latest_training_job)
@@ -148,7 +148,7 @@ class TensorFlow:
     def _folder(self) -> pathlib.Path:
         """Returns the folder of jobs. Those with a remote output are in the default one."""
         path = None if self.output_path is None else addresses.local_path(self.output_path)
-        return record.folder_of_jobs(path)
+        return record.KIND.folder(path)
 
     def _request(self, name: str, inputs: Any) -> JobRequest:
         output = self.output_path
