@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from nanotf.cli.detached import add_output
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster
@@ -79,7 +80,7 @@ def _add_job_options(train: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="keep checkpoints here: a path, file://, s3://, gs://; default the job's folder",
     )
-    add_output(train)
+    add_output(train, record.KIND)
     train.add_argument("--name", help="the job's name; default the script's name and the time")
     train.add_argument(
         "--no-wait", action="store_true", help="print the job's name and return at once"
@@ -109,15 +110,6 @@ def _add_run_options(train: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help="stop the script after this time; default no limit",
-    )
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Adds the option `--output` to a command."""
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help=f"the folder of jobs; default ${record.KIND.variable}, else {record.KIND.default}",
     )
 
 
