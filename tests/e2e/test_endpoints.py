@@ -211,7 +211,9 @@ def test_a_server_that_never_answers(folder: pathlib.Path) -> None:
 
 def test_a_stop_during_the_start(folder: pathlib.Path) -> None:
     endpoint = _begin(folder, "silent")
-    with pytest.raises(EndpointError, match=r"must be in service to answer. Received: a, whose sta"):
+    with pytest.raises(
+        EndpointError, match=r"must be in service to answer. Received: a, whose sta"
+    ):
         Predictor("a").predict(b"")
     endpoint_start.stop_and_wait(endpoint)
     with pytest.raises(EndpointError, match="which was stopped"):

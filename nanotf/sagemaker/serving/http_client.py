@@ -148,7 +148,7 @@ class HttpClient:
 
     def _silent(self, path: str, error: Exception) -> EndpointError:
         return EndpointError(
-            f"A server must answer within {self._timeout:.0f} s. Received: "
+            f"A server must answer within {self._timeout:g} s. Received: "
             f"{type(error).__name__}: {error}, from {self.url}{path}. Look at the server's log."
         )
 
