@@ -66,6 +66,24 @@ class JobError(NanoError, RuntimeError):
     """A job could not be started or stopped, or has failed."""
 
 
+class EndpointError(NanoError, RuntimeError):
+    """An endpoint could not be started or stopped, has failed, or has refused a request.
+
+    Args:
+        message: str, what happened, and what to do about it.
+        status: int or None, the HTTP status of an answer; None if there was none.
+        text: str, what the server answered.
+    """
+
+    def __init__(self, message: str, status: int | None = None, text: str = "") -> None:
+        super().__init__(message)
+        self.message, self.status, self.text = message, status, text
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # Exception's own __reduce__ would keep only the message.
+        return type(self), (self.message, self.status, self.text)
+
+
 class UnavailableError(NanoError, NotImplementedError):
     """A request that nanotf does not support, or not yet."""
 

@@ -1,4 +1,5 @@
-"""The command line: `nanotf doctor`, `env`, `run`, `compare`, `train`, `jobs`, `serve`, `tune`.
+"""The command line: `nanotf doctor`, `env`, `run`, `compare`, `train`, `jobs`, `serve`,
+`endpoints`, `tune`.
 
 A thin parser over library functions.
 
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nanotf import __version__
-from nanotf.cli import compare, doctor, env, jobs, serve, train
+from nanotf.cli import compare, doctor, endpoints, env, jobs, serve, train
 from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
@@ -119,6 +120,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     train.add_command(commands)
     jobs.add_command(commands)
     serve.add_command(commands)
+    endpoints.add_command(commands)
     _add_tune(commands)
     try:
         parsed = parser.parse_args(arguments)

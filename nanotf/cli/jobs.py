@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from typing import Any
 
+from nanotf.cli.detached import add_action, print_list
 from nanotf.cli.parsers import Parser, add_json, whole_number
-from nanotf.cli.train import add_output, report_end, wait_for
+from nanotf.cli.train import report_end, wait_for
 from nanotf.console import say
-from nanotf.errors import JobError
+from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import follow, metrics, record
 from nanotf.sagemaker.jobs.record import JobFolder
 
@@ -26,27 +28,17 @@ def add_command(commands: Any) -> None:
     actions = jobs.add_subparsers(
         dest="action", metavar="ACTION", title="actions", required=True, parser_class=Parser
     )
-    every = _add(actions, "list", _list, "list the jobs of a folder", named=False)
+    add = functools.partial(add_action, actions, record.KIND)
+    every = add("list", _list, "list the jobs of a folder", named=False)
     add_json(every)
-    logs = _add(actions, "logs", _logs, "print a job's log")
+    logs = add("logs", _logs, "print a job's log")
     logs.add_argument("-f", "--follow", action="store_true", help="print more until the job ends")
     logs.add_argument("--host", help="print the log of one host, such as algo-2")
     logs.add_argument("--rank", type=whole_number, metavar="N", help="print a worker's own log")
-    _add(actions, "describe", _describe, "print a job as JSON, with SageMaker's keys")
-    _add(actions, "stop", _stop, "stop a job: SIGTERM, and SIGKILL after 120 s")
-    wait = _add(actions, "wait", _wait, "wait for a job's end; exit with the script's code")
+    add("describe", _describe, "print a job as JSON, with SageMaker's keys")
+    add("stop", _stop, "stop a job: SIGTERM, and SIGKILL after 120 s")
+    wait = add("wait", _wait, "wait for a job's end; exit with the script's code")
     wait.add_argument("--logs", action="store_true", help="print its log, too")
-
-
-def _add(actions: Any, name: str, run: Any, about: str, *, named: bool = True) -> Any:
-    parser = actions.add_parser(
-        name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
-    )
-    if named:
-        parser.add_argument("name", help="the job's name")
-    add_output(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _job(parsed: argparse.Namespace) -> JobFolder:
@@ -54,35 +46,22 @@ def _job(parsed: argparse.Namespace) -> JobFolder:
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    rows: list[dict[str, Any]] = []
-    for job in record.find_all(parsed.output):
-        try:
-            state = job.read_state()
-        except JobError as error:  # the others are none the worse
-            say(f"warning: {error}", sys.stderr)
-            continue
-        found = metrics.last_values(metrics.read(job.metrics))
-        rows.append(
-            {
-                "name": job.name,
-                "status": state.status,
-                "created": state.created,
-                "ended": state.ended,
-                "metrics": found,
-            }
-        )
-    rows.sort(key=lambda row: str(row["created"]))
-    if parsed.json:
-        print(json.dumps(rows, indent=2))
-        return 0
-    if not rows:
-        print(f"No jobs in {record.folder_of_jobs(parsed.output)}.")
-    width = max((len(str(row["name"])) for row in rows), default=0)
-    for row in rows:
-        values = " ".join(f"{name}={value:g}" for name, value in row["metrics"].items())
-        created = str(row["created"]).partition(".")[0]
-        print(f"{row['name']:<{width}}  {row['status']:<10}  {created}  {values}".rstrip())
-    return 0
+    return print_list(JobFolder, parsed.output, _row, _words, is_json=parsed.json)
+
+
+def _row(job: JobFolder) -> dict[str, Any]:
+    state = job.read_state()
+    return {
+        "name": job.name,
+        "status": state.status,
+        "created": state.created,
+        "ended": state.ended,
+        "metrics": metrics.last_values(metrics.read(job.metrics)),
+    }
+
+
+def _words(row: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in row["metrics"].items())
 
 
 def _logs(parsed: argparse.Namespace) -> int:
@@ -90,7 +69,7 @@ def _logs(parsed: argparse.Namespace) -> int:
     if parsed.follow:
         wait_for(job, logs=True, host=parsed.host, rank=parsed.rank)
     else:
-        follow.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
+        following.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
     return 0
 
 

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from nanotf.cli.detached import add_output
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster
+from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import data_channels, follow, hyperparameters, launch, metrics, record
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -78,7 +80,7 @@ def _add_job_options(train: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="keep checkpoints here: a path, file://, s3://, gs://; default the job's folder",
     )
-    add_output(train)
+    add_output(train, record.KIND)
     train.add_argument("--name", help="the job's name; default the script's name and the time")
     train.add_argument(
         "--no-wait", action="store_true", help="print the job's name and return at once"
@@ -111,15 +113,6 @@ def _add_run_options(train: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Adds the option `--output` to a command."""
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help=f"the folder of jobs; default ${record.FOLDER_VARIABLE}, else {record.DEFAULT_FOLDER}",
-    )
-
-
 def _check_alone(environ: Mapping[str, str]) -> None:
     """Raises `InvalidArgumentError` if a launcher runs this command several times."""
     launcher, count = cluster.launched(environ)
@@ -134,7 +127,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 def _train(parsed: argparse.Namespace) -> int:
     _check_alone(os.environ)
     request = JobRequest(
-        name=parsed.name or record.make_name(pathlib.Path(parsed.script).stem),
+        name=parsed.name or record.KIND.make_name(pathlib.Path(parsed.script).stem),
         source=SourceCode(parsed.script, parsed.source_dir, tuple(parsed.dependency)),
         hyperparameters=hyperparameters.parse_options(parsed.hyperparameter),
         channels=tuple(data_channels.parse_options(parsed.channel)),
@@ -158,7 +151,7 @@ def wait_for(
 ) -> JobState:
     """Waits for a job's end. At Ctrl-C the job continues, and a line says how to return to it."""
     try:
-        return follow.wait(job, follow.print_to(sys.stdout) if logs else None, host, rank)
+        return follow.wait(job, following.print_to(sys.stdout) if logs else None, host, rank)
     except KeyboardInterrupt:
         say(
             f"job {job.name} continues. `nanotf jobs logs -f {job.name}` follows it, "

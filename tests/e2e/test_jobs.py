@@ -528,7 +528,9 @@ def test_a_host_that_dies(folder: pathlib.Path) -> None:
     wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins", SECONDS)
     supervisor = psutil.Process(job.read_state().owner.pid)
     (other,) = (
-        child for child in supervisor.children() if child.environ()["SM_CURRENT_HOST"] == "algo-2"
+        child
+        for child in supervisor.children()
+        if child.environ().get("SM_CURRENT_HOST") == "algo-2"
     )
     other.kill()
     state = follow.wait(job)

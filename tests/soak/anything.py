@@ -208,7 +208,7 @@ _job: list[Any] = []
 
 def job(folder: pathlib.Path, instances: int = 1) -> Any:
     (folder / "train.py").write_text(TRAIN)
-    name = record.make_name("a")
+    name = record.KIND.make_name("a")
     source = SourceCode(str(folder / "train.py"))
     request = JobRequest(name, source, num_processes=str(2 // instances), instances=instances)
     _job[:] = [launch.start(request, folder / "jobs")]

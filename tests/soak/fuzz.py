@@ -25,8 +25,10 @@ from nanotf.parent.auto import choice_cache
 from nanotf.parent.resume.resumption import Resumption
 from nanotf.parent.resume.store import OWN, Folder
 from nanotf.pool.hosts import secret
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.jobs import follow, hyperparameters, metrics, record, script_variables
-from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.sagemaker.pipes.channel_feeder import as_record
@@ -224,9 +226,9 @@ def _signed(content: bytes) -> bytes:
 def _of_jobs(folder: pathlib.Path) -> list[Reader]:
     found = JobFolder(folder / "a")
     found.path.mkdir(parents=True)
-    found.write_state(JobState(record.IN_PROGRESS, "Training", Owner.this_process(), record.now()))
+    found.write_state(JobState(record.IN_PROGRESS, "Training", Owner.this_process(), now()))
     found.write_request(JobRequest("a", SourceCode("train.py"), {"lr": 0.1}, num_processes="2"))
-    line = {"name": "loss", "value": 0.5, "time": record.now(), "host": "algo-1"}
+    line = {"name": "loss", "value": 0.5, "time": now(), "host": "algo-1"}
     found.metrics.write_text(f"{json.dumps(line)}\n" * 3)
     tree = Tree(folder / "tree")
     tree.make()

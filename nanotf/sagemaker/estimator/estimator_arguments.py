@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanotf.console import logger, warn_once
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UnavailableError
+from nanotf.console import warn_once
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.machine.topology import AUTO
+from nanotf.sagemaker import argument_names
+from nanotf.sagemaker.argument_names import ArgumentNames
 
 # Version 1 of the SageMaker Python SDK.
 OLD_NAMES = {
@@ -56,54 +58,25 @@ WITHOUT_EFFECT = (
     "volume_kms_key",
     "volume_size",
 )
-UNSUPPORTED = ("git_config", "instance_groups")
+_UNSUPPORTED = {
+    "git_config": "Clone the repository yourself and pass source_dir, or leave it out.",
+    "instance_groups": "Pass instance_count, or leave it out.",
+}
 _KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed")
 
 
-def modernize(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments under their present names. Says in one line which ones were renamed.
-
-    Raises:
-        InvalidArgumentTypeError: An argument is given under both names, or is unknown.
-        UnavailableError: An argument needs what nanotf does not have.
-    """
-    renamed = {old: OLD_NAMES[old] for old in arguments if old in OLD_NAMES}
-    twice = [f"{old} and {new}" for old, new in renamed.items() if new in arguments]
-    if twice:
-        raise InvalidArgumentTypeError(
-            f"TensorFlow() takes an argument under one name. Received: {', '.join(twice)}."
-        )
-    if renamed:
-        told = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
-        logger.warning("Arguments of TensorFlow() were renamed: %s.", told)
-    for name in UNSUPPORTED:
-        if arguments.get(name) is not None:
-            raise UnavailableError(
-                f"nanotf's estimator does not support `{name}`. Received: "
-                f"{name}={arguments[name]!r}. Clone the repository yourself and pass source_dir, "
-                "or leave the argument out."
-            )
-    return {renamed.get(name, name): value for name, value in arguments.items()}
-
-
-def check_unknown(names: Mapping[str, Any]) -> None:
-    """Rejects names that are no arguments of an estimator. Raises `InvalidArgumentTypeError`."""
-    unknown = sorted(set(names) - {*WITHOUT_EFFECT, *UNSUPPORTED})
-    if unknown:
-        raise InvalidArgumentTypeError(
-            f"TensorFlow() takes the arguments of SageMaker's estimator. Received: {unknown}."
-        )
+NAMES = ArgumentNames(
+    "TensorFlow()", "SageMaker's estimator", WITHOUT_EFFECT, OLD_NAMES, _UNSUPPORTED
+)
 
 
 def check_instance_type(instance_type: str) -> None:
     """Rejects machines other than this one. Raises `UnavailableError`."""
-    if instance_type != "local":
-        raise UnavailableError(
-            "nanotf's estimator runs jobs on this machine, so `instance_type` must be 'local'. "
-            f"Received: instance_type={instance_type!r}. On another machine, install nanotf there "
-            "and call fit() or `nanotf train`; in a SageMaker container, run the script by "
-            "`nanotf run`."
-        )
+    argument_names.check_instance_type(
+        instance_type,
+        "On another machine, install nanotf there and call fit() or `nanotf train`; in a SageMaker "
+        "container, run the script by `nanotf run`.",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""The estimator: SageMaker's constructor, `fit` and `attach`, for jobs on this machine."""
+"""The estimator: SageMaker's constructor, `fit`, `attach`, `deploy`, on this machine."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from nanotf.errors import InvalidArgumentError, UnavailableError
+from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.estimator import estimator_arguments as names
 from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.estimator.training_job import TrainingJob
@@ -16,6 +17,9 @@ from nanotf.sagemaker.jobs import hyperparameters as texts
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.sagemaker.serving import model_arguments
+from nanotf.sagemaker.serving.tensorflow_model import TensorFlowModel
+from nanotf.sagemaker.serving.transformer import Transformer
 
 _CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
 
@@ -75,13 +79,13 @@ class TensorFlow:
         checkpoint_local_path: str | None = None,
         **arguments: Any,
     ) -> None:
-        given = names.modernize(arguments)
+        given = names.NAMES.modernize(arguments)
         self.instance_count: int = given.pop("instance_count", 1) or 1
         self.instance_type: str = given.pop("instance_type", "local")
         self.max_run: float | None = given.pop("max_run", None)
         self.metric_definitions = list(given.pop("metric_definitions", None) or ())
         self.distribution = dict(given.pop("distribution", None) or {})
-        names.check_unknown(given)
+        names.NAMES.check_unknown(given, inspect.signature(TensorFlow).parameters)
         names.check_instance_type(self.instance_type)
         self._metrics = tuple(_metric(each) for each in self.metric_definitions)
         self._workers = names.read_distribution(self.distribution, self.instance_count)
@@ -135,7 +139,7 @@ class TensorFlow:
             InvalidArgumentError: The job cannot run; no process was started.
             JobError: The job has failed.
         """
-        name = job_name or record.make_name(self.base_job_name or self._stem())
+        name = job_name or record.KIND.make_name(self.base_job_name or self._stem())
         job = launch.start(self._request(name, inputs), self._folder())
         self.latest_training_job = TrainingJob(job)
         self.jobs.append(self.latest_training_job)
@@ -148,7 +152,7 @@ class TensorFlow:
     def _folder(self) -> pathlib.Path:
         """Returns the folder of jobs. Those with a remote output are in the default one."""
         path = None if self.output_path is None else addresses.local_path(self.output_path)
-        return record.folder_of_jobs(path)
+        return record.KIND.folder(path)
 
     def _request(self, name: str, inputs: Any) -> JobRequest:
         output = self.output_path
@@ -238,12 +242,80 @@ class TensorFlow:
         """Prints the latest job's log until the job has ended."""
         self._latest().wait(logs=True)
 
-    def deploy(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises `UnavailableError`: nanotf does not serve models yet."""
-        raise UnavailableError(
-            "nanotf does not serve models yet; deploy() comes with a later version. Received: a "
-            "call of deploy(). Load the model yourself, from the archive that `model_data` names."
+    # ---------------------------------------------------------------- serving
+    def create_model(self, role: Any = None, **arguments: Any) -> TensorFlowModel:
+        """Returns the model that the latest job has made.
+
+        Args:
+            role: without effect here.
+            **arguments: those of `TensorFlowModel` but `model_data`.
+
+        Raises:
+            InvalidArgumentError: There is no job, it has not ended, or it has made no model.
+        """
+        job = self._latest()
+        status = job.describe()["TrainingJobStatus"]
+        if status != record.COMPLETED or job.model_data is None:
+            lack = "" if status != record.COMPLETED else " and which has saved nothing"
+            raise InvalidArgumentError(
+                "A model comes from a completed job that has saved one in SM_MODEL_DIR. Received: "
+                f"{job.name}, whose status is {status}{lack}."
+            )
+        arguments.setdefault("name", self.base_job_name or self._stem())
+        return TensorFlowModel(job.model_data, role, **arguments)
+
+    def deploy(
+        self,
+        initial_instance_count: int | None = None,
+        instance_type: str | None = None,
+        serializer: Any = None,
+        deserializer: Any = None,
+        *,
+        endpoint_name: str | None = None,
+        wait: bool = True,
+        model_name: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Serves the model of the latest job: `create_model`, then `TensorFlowModel.deploy`.
+
+        Args:
+            initial_instance_count, instance_type, serializer, deserializer, endpoint_name, wait: as
+                in `TensorFlowModel.deploy`.
+            model_name: str or None, as `name` of `TensorFlowModel`.
+            **arguments: others of `TensorFlowModel` (`entry_point`, `source_dir`, `dependencies`,
+                `env`, `num_processes`, ...) and of its `deploy`.
+
+        Returns:
+            A `TensorFlowPredictor`.
+
+        Raises:
+            InvalidArgumentError: as `create_model`, or the endpoint cannot start.
+            EndpointError: The endpoint has failed.
+        """
+        given = model_arguments.MODEL.modernize(arguments)
+        of_model = {name: given.pop(name) for name in list(given) if model_arguments.of_model(name)}
+        if model_name is not None:
+            of_model["name"] = model_name
+        return self.create_model(**of_model).deploy(
+            initial_instance_count,
+            instance_type,
+            serializer,
+            deserializer,
+            endpoint_name=endpoint_name,
+            wait=wait,
+            **given,
         )
+
+    def transformer(self, instance_count: int = 1, *given: Any, **arguments: Any) -> Transformer:
+        """Returns what transforms files by the model of the latest job.
+
+        Args:
+            instance_count, *given, **arguments: as in `TensorFlowModel.transformer`.
+
+        Raises:
+            InvalidArgumentError: as `create_model`.
+        """
+        return self.create_model().transformer(instance_count, *given, **arguments)
 
 
 def _metric(definition: Any) -> Metric:

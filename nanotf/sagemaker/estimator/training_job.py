@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from nanotf.errors import JobError
+from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import follow, metrics, record
 from nanotf.sagemaker.jobs.record import JobFolder
 
@@ -57,7 +58,7 @@ class TrainingJob:
             JobError: The job has failed.
         """
         shown = logs not in (False, None, "None", "none")
-        state = follow.wait(self._folder, follow.print_to(sys.stdout) if shown else None)
+        state = follow.wait(self._folder, following.print_to(sys.stdout) if shown else None)
         if state.status == record.FAILED:
             raise JobError(
                 f"The script of a job must end with exit code 0. Received: job {self.name} failed: "

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 import nanotf
 from nanotf.machine import topology
 from nanotf.machine.interpreter import python_command
-from nanotf.sagemaker.jobs import processes, script_variables, source
-from nanotf.sagemaker.jobs.processes import JobProcess
+from nanotf.sagemaker.detached import processes
+from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.sagemaker.jobs import script_variables, source
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
 from nanotf.sagemaker.jobs.simulated_hosts import SimulatedHost, bound, divide
@@ -31,7 +32,7 @@ _OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
 
 def begin(
     job: JobFolder, request: JobRequest, python: str, feeders: Sequence[Sequence[str]]
-) -> Iterator[JobProcess]:
+) -> Iterator[OwnedProcess]:
     """Starts a job's programs, feeders first, and yields each at once.
 
     Args:
@@ -42,7 +43,8 @@ def begin(
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
     for feeder in feeders:
-        program = processes.begin(python_command(*feeder), hosts[0], first, os.environ, feeder=True)
+        command = python_command(*feeder)
+        program = processes.begin(command, hosts[0], first, os.environ, is_helper=True)
         program.command = ["python", "-m", *feeder]  # python_command's is too long for a message
         yield program
     parts = host_parts(request)
@@ -56,7 +58,7 @@ def begin(
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
         program_environ = environ | request.environment
         with bound(part):
-            program = processes.begin(words, host, str(code), program_environ, feeder=False)
+            program = processes.begin(words, host, str(code), program_environ)
         program.command = source.shown(words)
         yield program
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
-from nanotf.console import logger
-from nanotf.errors import InvalidArgumentError, JobError
-from nanotf.pool import stalls
-from nanotf.sagemaker.jobs import addresses, metrics, record
+from nanotf.errors import InvalidArgumentError
+from nanotf.sagemaker.detached import following
+from nanotf.sagemaker.detached.log_files import LogTail
+from nanotf.sagemaker.jobs import addresses, metrics
 from nanotf.sagemaker.jobs.record import JobFolder, JobState
-
-_PAUSE = 0.2  # seconds between two looks at a log
-_STOP_SECONDS = 30.0  # until a supervisor reacts to a signal, on a busy machine
 
 
 class LogReader:
@@ -46,29 +40,14 @@ class LogReader:
                     f"The rank must be that of a worker of {host}. Received: rank={rank}; this "
                     f"host has {ranks}."
                 )
-        self._rank = rank
-        self._hosts = hosts if host is None else [host]
-        self._job = job
-        self._positions = dict.fromkeys(self._hosts, 0)
+        hosts = hosts if host is None else [host]
+        self._tails = [
+            LogTail(job.log(each, rank), "" if len(hosts) == 1 else f"{each}: ") for each in hosts
+        ]
 
     def read(self) -> str:
         """Returns the whole lines that were written since the last call."""
-        return "".join(self._read(host) for host in self._hosts)
-
-    def _read(self, host: str) -> str:
-        path = self._job.log(host, self._rank)
-        if not path.exists():
-            return ""
-        with path.open("rb") as file:
-            file.seek(self._positions[host])
-            data = file.read()
-        # The supervisor may be in the middle of a line; the rest of it comes with the next call.
-        data = data[: data.rfind(b"\n") + 1]
-        self._positions[host] += len(data)
-        text = data.decode(errors="replace")
-        if len(self._hosts) == 1:
-            return text
-        return "".join(f"{host}: {line}" for line in text.splitlines(keepends=True))
+        return "".join(tail.read() for tail in self._tails)
 
 
 def wait(
@@ -86,91 +65,15 @@ def wait(
     Returns:
         The final state.
     """
-    reader, told = LogReader(job, host, rank), False
-    while True:
-        state = job.read_state()  # before the log: a final state means that the log is whole
-        if log is not None and (text := reader.read()):
-            log(text)
-        if state.is_final:
-            return state
-        if not told and state.owner.is_here and stalls.is_stopped(state.owner.pid):
-            told = True
-            logger.warning("%s", _of_stopped(job, state))
-        time.sleep(_PAUSE)
-
-
-def _of_stopped(job: JobFolder, state: JobState) -> str:
-    return (
-        f"A signal (SIGSTOP) has stopped process {state.owner.pid}, the supervisor of {job.name}: "
-        f"nothing of the job is recorded until it continues (`kill -CONT {state.owner.pid}`)."
-    )
-
-
-def print_to(file: TextIO) -> Callable[[str], object]:
-    """Returns a function that prints text at once."""
-
-    def write(text: str) -> None:
-        file.write(text)
-        file.flush()
-
-    return write
+    return following.wait(job, log, LogReader(job, host, rank).read)
 
 
 def stop(job: JobFolder) -> JobState:
     """Asks a job to stop: SIGTERM to its script, SIGKILL after `JobRequest.stop_seconds`.
 
-    Returns:
-        The state after the supervisor has begun to stop it.
-
-    Raises:
-        InvalidArgumentError: The job has ended, or is being stopped already.
-        JobError: The supervisor is on another machine, or does not react.
+    Returns and raises as `following.stop`, `JobError` among others.
     """
-    state = _supervised(job)
-    if state.status != record.IN_PROGRESS:
-        raise InvalidArgumentError(
-            f"Only a job in progress can be stopped. Received: {job.name}, whose status is "
-            f"{state.status}."
-        )
-    if not state.owner.is_here:
-        raise JobError(
-            f"A job is stopped on the machine that runs it. Received: {job.name}, which runs on "
-            f"{state.owner.node}. Call `nanotf jobs stop {job.name}` there."
-        )
-    # The job may end at this moment; its last state is then the answer.
-    try:
-        os.kill(state.owner.pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return job.read_state()
-    deadline = time.monotonic() + _STOP_SECONDS
-    while (state := job.read_state()).status == record.IN_PROGRESS:
-        if time.monotonic() > deadline:
-            if stalls.is_stopped(state.owner.pid):
-                raise JobError(_of_stopped(job, state))
-            raise JobError(
-                f"The supervisor of a job must react to SIGTERM in {_STOP_SECONDS:.0f} s. "
-                f"Received: no reaction of process {state.owner.pid}, job {job.name}. Kill it: the "
-                "kernel then ends the script."
-            )
-        time.sleep(_PAUSE)
-    return state
-
-
-def _supervised(job: JobFolder) -> JobState:
-    """Returns the state once the job has a supervisor; the launching process must not be stopped.
-
-    Raises:
-        JobError: The launching process does not hand the job over.
-    """
-    deadline = time.monotonic() + _STOP_SECONDS
-    while not (state := job.read_state()).is_final and not state.owner.is_supervisor:
-        if time.monotonic() > deadline:
-            raise JobError(
-                f"A job is stopped after it has begun. Received: {job.name}, which process "
-                f"{state.owner.pid} still prepares. Try again, or end that process."
-            )
-        time.sleep(_PAUSE)
-    return state
+    return following.stop(job)
 
 
 def describe(job: JobFolder) -> dict[str, Any]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import shutil
-import subprocess
 from dataclasses import replace
 
-from nanotf.errors import InvalidArgumentError, JobError, NanoError
+from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
-from nanotf.machine.interpreter import python_command
+from nanotf.sagemaker.detached import starting
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.jobs import addresses, hyperparameters, record, script_variables
-from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.wire import files
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_START_SECONDS = 120.0  # a new interpreter, on a busy machine
 _MAX_HOSTS = 200  # of one machine: each has an address 127.0.0.k
 
 
@@ -27,7 +24,7 @@ def check(request: JobRequest) -> None:
     Raises:
         InvalidArgumentError: The request, or something that it names, cannot be used.
     """
-    record.check_name(request.name)
+    record.KIND.check_name(request.name)
     request.source.check()
     for channel in request.channels:
         channel.check()
@@ -81,7 +78,7 @@ def start(request: JobRequest, output: str | os.PathLike[str] | None = None) -> 
     """Starts a job.
 
     Args:
-        output: the folder of jobs; None as in `record.folder_of_jobs`.
+        output: the folder of jobs; None as in `Kind.folder`.
 
     Returns:
         The job's folder. A supervisor owns it, and outlives this process.
@@ -92,27 +89,10 @@ def start(request: JobRequest, output: str | os.PathLike[str] | None = None) -> 
     """
     check(request)
     request = _absolute(request)
-    job = JobFolder(record.folder_of_jobs(output) / request.name)
-    try:
-        job.path.parent.mkdir(parents=True, exist_ok=True)
-        job.path.mkdir(mode=0o700)  # hyperparameters, logs and models may hold secrets
-    except FileExistsError:
-        raise InvalidArgumentError(
-            f"A job's name must be new. Received: {request.name}, which is in use in "
-            f"{job.path.parent}. Choose another name, or delete the folder of the old job."
-        ) from None
-    try:
-        _fill(job, request)
-    except BaseException as error:
-        shutil.rmtree(job.path, ignore_errors=True)  # the job has never been
-        if isinstance(error, OSError) and error.errno in _FULL:
-            raise JobError(
-                "A job needs room on the disk for its code and records. Received: "
-                f"{error.strerror} in {job.path.parent}. Make room, or choose another --output."
-            ) from error
-        raise
+    job = JobFolder(record.KIND.folder(output) / request.name)
+    starting.create(job, lambda: _fill(job, request))
     hyperparameters.warn_of_booleans(request.hyperparameters)
-    _start_supervisor(job)
+    starting.start_supervisor(job, "nanotf.sagemaker.jobs.supervisor")
     return job
 
 
@@ -130,7 +110,6 @@ def _path(address: str) -> str:
 
 def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
-    job.logs.mkdir()
     request.source.copy(job.code)
     values = request.hyperparameters | {
         "sagemaker_program": request.source.entry,
@@ -152,32 +131,4 @@ def _fill(job: JobFolder, request: JobRequest) -> None:
         files.write_json(tree.input_data, channels)
     job.write_request(request)
     # Last: a folder counts as a job (`record.find`) once it has a state.
-    job.write_state(
-        JobState(record.IN_PROGRESS, "Starting", Owner.this_process(), created=record.now())
-    )
-
-
-def _start_supervisor(job: JobFolder) -> None:
-    """Starts the supervisor, and waits until it owns the job."""
-    try:
-        command = python_command(
-            "nanotf.sagemaker.jobs.supervisor", str(job.path), standard_first=True
-        )
-        with job.supervisor_log.open("ab") as log:
-            subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                timeout=_START_SECONDS,
-                check=True,
-            )
-    except (NanoError, OSError, subprocess.SubprocessError) as error:
-        reason = f"The job's supervisor must start. Received: {error}"
-        state = job.read_state()
-        # Only the owner writes the state: a supervisor that took over records its own failure.
-        if not state.owner.is_supervisor:
-            ended = replace(state, status=record.FAILED, phase=record.FAILED, ended=record.now())
-            job.write_state(replace(ended, failure_reason=reason))
-        said = job.supervisor_log.read_text(errors="replace").strip()
-        raise JobError(f"{reason}\n{said}") from error
+    job.write_state(JobState(record.IN_PROGRESS, "Starting", Owner.this_process(), created=now()))

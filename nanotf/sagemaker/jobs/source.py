@@ -71,15 +71,19 @@ class SourceCode:
             shutil.copy2(self._path(self.script), code)
         else:
             self._copy_folder(self.folder, code)
-        for dependency in self.dependencies:
-            path = self._path(dependency)
-            if path.is_dir():
-                shutil.copytree(path, code / path.name, ignore=_IGNORED, dirs_exist_ok=True)
-            else:
-                shutil.copy2(path, code)
+        self.copy_dependencies(code)
         entry = code / self.entry
         _check_script(entry, self.script)
         entry.chmod(entry.stat().st_mode | 0o111)  # as the toolkit does; shells need it
+
+    def copy_dependencies(self, folder: pathlib.Path) -> None:
+        """Copies the dependencies into a folder that exists."""
+        for dependency in self.dependencies:
+            path = self._path(dependency)
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name, ignore=_IGNORED, dirs_exist_ok=True)
+            else:
+                shutil.copy2(path, folder)
 
     def _copy_folder(self, folder: str, code: pathlib.Path) -> None:
         path = addresses.local_path(folder)
@@ -87,15 +91,23 @@ class SourceCode:
             addresses.download(folder, code)
             archives = list(code.glob("*.tar.gz")) if folder.endswith(".tar.gz") else []
             for archive in archives:
-                _extract(archive, code)
+                extract(archive, code, "source")
                 archive.unlink()
         elif path.is_dir():
             shutil.copytree(path, code, ignore=_IGNORED, dirs_exist_ok=True, symlinks=True)
         else:
-            _extract(path, code)
+            extract(path, code, "source")
 
 
-def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
+def extract(archive: pathlib.Path, folder: pathlib.Path, what: str) -> None:
+    """Extracts a whole archive that reaches no other folder.
+
+    Args:
+        what: what it should be, for messages.
+
+    Raises:
+        InvalidArgumentError: It is damaged, no archive, or has a member outside the folder.
+    """
     try:
         _check_to_the_end(archive)
         with tarfile.open(archive) as tar:
@@ -106,7 +118,7 @@ def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk, not of the archive
         raise InvalidArgumentError(
-            f"The source must be a folder or a whole .tar.gz. Received: {archive} "
+            f"The {what} must be a folder or a whole .tar.gz. Received: {archive} "
             f"({type(error).__name__}: {error})."
         ) from None
 

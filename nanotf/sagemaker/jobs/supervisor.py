@@ -1,7 +1,6 @@
 """Owns a job until it has ended: `python -m nanotf.sagemaker.jobs.supervisor FOLDER`.
 
-Detached: it forks, and leaves the session of the terminal, so a job outlives the terminal. It
-writes the job's state (see `record`), so nobody else does.
+Detached (see `detached.supervision`), so a job outlives the terminal.
 
     Starting      it takes the job over from the launching process, which waits for that
     Downloading   remote data, checkpoints and packages
@@ -9,8 +8,7 @@ writes the job's state (see `record`), so nobody else does.
     Uploading     archives of the model and of other output
 
 SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after the `stop_seconds` of
-the request (120 by default). If the supervisor itself is killed, the kernel kills the script
-(PR_SET_PDEATHSIG), and readers see that the owner of the job has ended.
+the request (120 by default).
 
 `commands` lists the variables that it sets for the script.
 """
@@ -18,20 +16,20 @@ the request (120 by default). If the supervisor itself is killed, the kernel kil
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import pathlib
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from nanotf.console import say
-from nanotf.errors import JobError, NanoError
+from nanotf.errors import NanoError
+from nanotf.sagemaker.detached import processes
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.log_files import LogFiles
+from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.sagemaker.detached.supervision import Supervisor, detach
 from nanotf.sagemaker.jobs import (
     addresses,
     archives,
@@ -40,13 +38,10 @@ from nanotf.sagemaker.jobs import (
     failure,
     metrics,
     packages,
-    processes,
     record,
     source,
 )
-from nanotf.sagemaker.jobs.processes import JobProcess
-from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, Owner
-from nanotf.worker.process import write_log
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 
 _PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
 _AGENT_SECONDS = 60.0  # for other hosts to end after the first one
@@ -57,47 +52,20 @@ class _Stop(Exception):
     """The job is asked to stop before its script has begun."""
 
 
-class JobSupervisor:
+class JobSupervisor(Supervisor[JobState]):
     """The owner of a job."""
 
     def __init__(self, job: JobFolder) -> None:
+        super().__init__(job)
         self._job = job
         self._request: JobRequest = job.read_request()
-        self._state = job.read_state()
         self._stop_reason: str | None = None  # set by the signal handler, read by the main thread
         self._is_preparing = False
-        self._programs: list[JobProcess] = []
-        self._failed: JobProcess | None = None  # the first one that failed by itself
+        self._programs: list[OwnedProcess] = []
+        self._failed: OwnedProcess | None = None  # the first one that failed by itself
         self._pipes: list[list[str]] = []  # modules that feed, with arguments
-        self._logs: dict[str, int] = {}
+        self._logs = LogFiles()
         self._finder = metrics.Finder(self._request.metrics)
-        self._is_log_full = False
-
-    def take_over(self) -> None:
-        """Becomes the owner.
-
-        Raises:
-            JobError: The launching process has given up.
-            OSError: The disk is full.
-        """
-        if self._state.is_final:
-            raise JobError(
-                f"A supervisor takes over a job that has not ended. Received: {self._job.path}, "
-                f"whose status is {self._state.status}."
-            )
-        owner = Owner.this_process(is_supervisor=True)
-        self._state = replace(self._state, owner=owner)
-        self._job.write_state(self._state)
-
-    def handle_signals(self) -> None:
-        """Installs the signal handlers: SIGTERM stops the job."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        # Not SIG_IGN, which scripts would inherit. The launching process may ignore SIGCHLD, and
-        # then exit codes would be lost.
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def run(self) -> None:
         """Runs the job to its end. The final state is written in any case."""
@@ -129,33 +97,11 @@ class JobSupervisor:
             raise _Stop
 
     # ------------------------------------------------------------------------- the state
-    def _become(self, **changes: Any) -> None:
-        """Changes the state. A full disk leaves the old one, which is still true of the owner."""
-        self._state = replace(self._state, **changes)
-        try:
-            self._job.write_state(self._state)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            say(f"the job's state cannot be written now: {error}", sys.stderr)
-
     def _end_as(self, status: str, phase: str, reason: str | None) -> None:
-        """Writes the final state. Waits for room on a full disk."""
-        self._state = replace(
-            self._state, status=status, phase=phase, failure_reason=reason, ended=record.now()
+        """Writes the final state."""
+        self._end(
+            replace(self._state, status=status, phase=phase, failure_reason=reason, ended=now())
         )
-        is_told = False
-        while True:
-            try:
-                self._job.write_state(self._state)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                if not is_told:
-                    say(f"the job's final state cannot be written now: {error}", sys.stderr)
-                is_told = True
-                time.sleep(_PAUSE)
 
     def _fail(self, text: str, beside_log: str | None = None) -> None:
         """Ends the job as failed, by this text unless the script has said why it fails.
@@ -204,33 +150,23 @@ class JobSupervisor:
 
     # ------------------------------------------------------------------------- Training
     def _train(self, python: str) -> None:
-        self._become(phase="Training", started=record.now())
-        output = processes.Output(self._write_line)
-        wake, write_end = os.pipe()
-        for fd in (wake, write_end):
-            os.set_blocking(fd, False)
-        # A signal that comes just before the wait for output must end that wait.
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        output.wait_on(wake)
+        self._become(phase="Training", started=now())
         guard = processes.Guard()
         try:
-            for program in commands.begin(self._job, self._request, python, self._pipes):
-                guard.add(program)
-                self._programs.append(program)
-                output.add(program)
-            self._watch(output)
-            guard.dismiss()
-            output.drain()
+            with processes.Output(self._write_line).woken_by_signals() as output:
+                for program in commands.begin(self._job, self._request, python, self._pipes):
+                    guard.add(program)
+                    self._programs.append(program)
+                    output.add(program)
+                self._watch(output)
+                guard.dismiss()
+                output.drain()
         finally:
-            signal.set_wakeup_fd(-1)
-            output.close()
-            for fd in (wake, write_end, *self._logs.values()):
-                os.close(fd)
-            self._logs.clear()
+            self._logs.close()
 
     def _watch(self, output: processes.Output) -> None:
         """Reads output until all scripts have ended; stops them at a signal or a deadline."""
-        scripts = [program for program in self._programs if not program.is_feeder]
+        scripts = [program for program in self._programs if not program.is_helper]
         started, killed_at = time.monotonic(), None
         limit = self._request.max_run
         deadline = None if limit is None else started + limit
@@ -259,7 +195,7 @@ class JobSupervisor:
         if self._failed is None and self._stop_reason is None and failed:
             self._failed = failed[0]
 
-    def _end_of_others(self, scripts: Sequence[JobProcess]) -> float | None:
+    def _end_of_others(self, scripts: Sequence[OwnedProcess]) -> float | None:
         """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
         if self._stop_reason is not None:
             self._become(status=record.STOPPING, phase=record.STOPPING)
@@ -270,29 +206,24 @@ class JobSupervisor:
             script.terminate()
         return self._request.stop_seconds
 
-    def _write_line(self, program: JobProcess, line: bytes, _is_error: bool) -> None:
+    def _write_line(self, program: OwnedProcess, line: bytes, _is_error: bool) -> None:
         """Writes a line to the log of its host, and the metrics in it."""
+        self._logs.write(self._job.log(program.name), line)
         try:
-            if program.host not in self._logs:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._logs[program.host] = os.open(self._job.log(program.host), flags, 0o644)
-            os.write(self._logs[program.host], line)
             for name, value in self._finder.find(line.decode(errors="replace")):
-                self._write_metric(program.host, name, value)
-        except OSError as error:  # a full disk: the script continues, and so must its reader
-            if not self._is_log_full:
-                say(f"the log is incomplete: {error}", sys.stderr)
-            self._is_log_full = True
+                self._write_metric(program.name, name, value)
+        except OSError as error:
+            self._logs.note_full(error)
 
     def _write_metric(self, host: str, name: str, value: float) -> None:
-        found = {"name": name, "value": value, "time": record.now(), "host": host}
+        found = {"name": name, "value": value, "time": now(), "host": host}
         with self._job.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
 
     # ------------------------------------------------------------------------- Uploading
     def _finish(self) -> None:
-        scripts = [program for program in self._programs if not program.is_feeder]
-        codes = {script.host: script.exit_code for script in scripts}
+        scripts = [program for program in self._programs if not program.is_helper]
+        codes = {script.name: script.exit_code for script in scripts}
         stopping = {} if self._stop_reason is None else {"status": record.STOPPING}
         self._become(phase="Uploading", exit_codes=codes, **stopping)
         self._upload()  # before the final state: whoever reads that finds the results
@@ -302,7 +233,7 @@ class JobSupervisor:
             return
         failed = self._failed
         if failed is not None:
-            host = failed.host if len(scripts) > 1 else None
+            host = failed.name if len(scripts) > 1 else None
             text, beside_log = (
                 failure.of_script(failed.exit_code, errors, failed.command, host)
                 for errors in (failed.last_errors(), None)
@@ -329,31 +260,8 @@ class JobSupervisor:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Detaches a supervisor. Returns 0 once it owns the job.
-
-    Args:
-        arguments: the job's folder.
-    """
-    (folder,) = arguments
-    read_end, write_end = os.pipe()
-    if os.fork() != 0:
-        os.close(write_end)
-        owns = os.read(read_end, 1)  # empty if the supervisor ended before
-        return 0 if owns else 1
-    os.setsid()
-    write_log()  # what it says may not end it, though the disk is full
-    try:
-        os.close(read_end)
-        supervisor = JobSupervisor(JobFolder(pathlib.Path(folder)))
-        supervisor.handle_signals()
-        supervisor.take_over()
-        os.write(write_end, b"1")
-        os.close(write_end)
-        supervisor.run()
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    """Detaches a supervisor, see `supervision.detach`."""
+    return detach(arguments, lambda folder: JobSupervisor(JobFolder(folder)))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from nanotf.machine import cluster, neighbours, topology
 from nanotf.machine.interpreter import python_command
 from nanotf.pool.local import worker_variables
 from nanotf.pool.stalls import stall_seconds
-from nanotf.sagemaker.jobs.processes import JobProcess, Output
+from nanotf.sagemaker.detached.processes import Output, OwnedProcess
 from nanotf.sagemaker.smp import config
 from nanotf.sagemaker.smp import rank_groups as places
 from nanotf.wire.memory_files import anonymous_file
@@ -147,7 +147,7 @@ class _Ranks:
 
     def __init__(self, owner: MailboxOwner, output: Output) -> None:
         self._owner, self._output = owner, output
-        self._programs: list[JobProcess] = []
+        self._programs: list[OwnedProcess] = []
         self._failed: WorkerDied | None = None
         self._code = 0
         self._is_interrupted = False  # by a signal to this process
@@ -176,7 +176,7 @@ class _Ranks:
             )
         finally:
             os.close(fd)
-        program = JobProcess(str(rank), command, process)
+        program = OwnedProcess(str(rank), command, process)
         self._programs.append(program)
         self._owner.release(rank)
         if rank > 0:
@@ -226,7 +226,7 @@ class _Ranks:
             say(self._failed.message, sys.stderr)
         return self._code
 
-    def _note_end(self, rank: int, program: JobProcess) -> None:
+    def _note_end(self, rank: int, program: OwnedProcess) -> None:
         if program.exit_code == 0:
             self._owner.tell_ended(rank)
         elif self._code == 0:  # later failures follow from the first
@@ -235,7 +235,7 @@ class _Ranks:
             self._owner.fail(self._failed)
             self._terminating_at = time.monotonic() + _NEWS_SECONDS
 
-    def _died(self, rank: int, program: JobProcess) -> WorkerDied:
+    def _died(self, rank: int, program: OwnedProcess) -> WorkerDied:
         self._owner.read()  # its partition may have come just before its end
         phrase, code, number = describe_exit(program.process.returncode)
         partition = self._owner.partitions.get(rank)
@@ -250,7 +250,7 @@ class _Ranks:
             partition=partition,
         )
 
-    def _hurry(self, running: list[JobProcess]) -> None:
+    def _hurry(self, running: list[OwnedProcess]) -> None:
         """Stops ranks that have not ended by themselves in time after one has failed."""
         now = time.monotonic()
         if running and self._told_at is not None and now > self._told_at:
@@ -282,8 +282,8 @@ def _forwarded(crew: _Ranks) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write(program: JobProcess, line: bytes, is_error: bool) -> None:
+def _write(program: OwnedProcess, line: bytes, is_error: bool) -> None:
     """Prints a line of a rank other than the first, with its rank as prefix."""
     stream = sys.stderr if is_error else sys.stdout
-    stream.write(f"[{program.host}] {line.decode(errors='replace')}")
+    stream.write(f"[{program.name}] {line.decode(errors='replace')}")
     stream.flush()

@@ -8,6 +8,7 @@ import pytest
 
 from nanotf import console
 from nanotf.cli import main, train
+from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.jobs import record
 
 
@@ -78,7 +79,7 @@ def test_a_failure_that_the_log_shows_is_not_repeated(
         status=record.FAILED,
         phase=record.FAILED,
         owner=record.Owner.this_process(),
-        created=record.now(),
+        created=now(),
         exit_codes={"algo-1": 7},
         failure_reason="ExitCode 7\nErrorMessage: a traceback",
         failure_beside_log="ExitCode 7",

@@ -93,6 +93,7 @@ def test_names_that_matter_in_the_cloud_alone(requests: list[JobRequest]) -> Non
         ({"instance_type": "local_gpu"}, UnavailableError, "must be 'local'"),
         ({"git_config": {"repo": "x"}}, UnavailableError, "does not support `git_config`"),
         ({"epoch": 3}, InvalidArgumentTypeError, r"Received: \['epoch'\]"),
+        ({"hyperparameter": {}}, InvalidArgumentTypeError, "Did you mean `hyperparameters`"),
         ({"max_run": 1, "train_max_run": 2}, InvalidArgumentTypeError, "under one name"),
         ({"metric_definitions": [{"Name": "a"}]}, InvalidArgumentError, "with Name and Regex"),
         ({"distribution": {"horovod": {}}}, InvalidArgumentError, r"Received: \['horovod'\]"),
@@ -104,11 +105,6 @@ def test_arguments_that_cannot_be_used(given: dict[str, Any], kind: type, text: 
     with pytest.raises(NanoError, match=text) as caught:
         TensorFlow(entry_point="train.py", **given)
     assert caught.type is kind
-
-
-def test_deploy_comes_later(requests: list[JobRequest]) -> None:
-    with pytest.raises(NotImplementedError, match=r"deploy\(\) comes with a later version"):
-        TensorFlow(entry_point="train.py").deploy(1, "local")
 
 
 def test_results_before_a_job() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.machine.interpreter import nanotf_command
+from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.jobs import launch
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
@@ -29,7 +30,7 @@ from nanotf.wire import files
 def started(monkeypatch: pytest.MonkeyPatch) -> list[JobFolder]:
     """The jobs whose supervisors would have been started."""
     found: list[JobFolder] = []
-    monkeypatch.setattr(launch, "_start_supervisor", found.append)
+    monkeypatch.setattr(starting, "start_supervisor", lambda job, module: found.append(job))
     return found
 
 
@@ -132,12 +133,12 @@ def test_a_supervisor_that_does_not_start(
         options["stderr"].write(b"No module named nanotf\n")
         raise subprocess.CalledProcessError(1, words)
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(starting.subprocess, "run", run)
     with pytest.raises(JobError, match=r"must start. Received: .*exit status 1.\nNo module named"):
         launch.start(JobRequest("a", SourceCode(str(script))), tmp_path / "jobs")
     state = JobFolder(tmp_path / "jobs/a").read_state()
     assert state.status == "Failed"
-    assert "supervisor must start" in str(state.failure_reason)
+    assert "supervisor of the job must start" in str(state.failure_reason)
 
 
 def test_trees_of_two_hosts(

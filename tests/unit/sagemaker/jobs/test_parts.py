@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
+from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.jobs import commands, launch, simulated_hosts
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.simulated_hosts import SimulatedHost
@@ -70,7 +71,7 @@ def test_scripts_of_simulated_hosts_see_their_own_cores(
     machine = describe_machine()
     if len(machine.usable_cores()) < 2 or machine.is_quota_limited() or not machine.can_pin:
         pytest.skip("needs two cores to which processes can be bound")
-    monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
+    monkeypatch.setattr(starting, "start_supervisor", lambda *_: None)
     code = (
         "import json, os\nprint(json.dumps([os.environ['SM_NUM_CPUS'], *os.sched_getaffinity(0)]))"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.jobs import commands, launch
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
@@ -29,7 +30,7 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`nanotf run` would take them from these variables, as it does in SageMaker."""
-    monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
+    monkeypatch.setattr(starting, "start_supervisor", lambda *_: None)
     (tmp_path / "train.py").touch()
     request = JobRequest("a", SourceCode(str(tmp_path / "train.py")))
     job = launch.start(request, tmp_path / "jobs")

@@ -15,10 +15,12 @@ import pytest
 from nanotf.cli import main
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.machine import process_identity
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.jobs import record
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState, Owner
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.wire import files
 
@@ -26,33 +28,31 @@ from nanotf.wire import files
 def _job(folder: pathlib.Path, owner: Owner, status: str = record.IN_PROGRESS) -> JobFolder:
     job = JobFolder(folder / "a")
     job.path.mkdir()
-    job.write_state(JobState(status, "Training", owner, record.now()))
+    job.write_state(JobState(status, "Training", owner, now()))
     return job
 
 
 def _ended_owner() -> Owner:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(
-        child.pid, str(process_identity.start_of(child.pid)), record.Owner.this_process().node
-    )
+    owner = Owner(child.pid, str(process_identity.start_of(child.pid)), Owner.this_process().node)
     assert owner.is_alive()
     child.communicate()
     return owner
 
 
 def test_names_have_the_time_in_utc() -> None:
-    name = record.make_name("my_train.v2")
+    name = record.KIND.make_name("my_train.v2")
     assert re.fullmatch(r"my-train-v2-\d{4}(-\d\d){5}-\d{3}", name)
-    long = record.make_name("x" * 80)
+    long = record.KIND.make_name("x" * 80)
     assert len(long) == 63
-    for each in (name, long, record.make_name("***")):
-        record.check_name(each)
+    for each in (name, long, record.KIND.make_name("***")):
+        record.KIND.check_name(each)
 
 
 @pytest.mark.parametrize("name", ["", "a_b", "-a", "a-", "x" * 64, "../a"])
 def test_bad_names(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="1 to 63 letters, digits and dashes"):
-        record.check_name(name)
+        record.KIND.check_name(name)
 
 
 def test_request_survives_the_disk(tmp_path: pathlib.Path) -> None:
@@ -113,16 +113,16 @@ def test_a_full_disk_leaves_the_record_whole(
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        job.write_state(JobState(record.COMPLETED, "Completed", Owner.this_process(), record.now()))
+        job.write_state(JobState(record.COMPLETED, "Completed", Owner.this_process(), now()))
     assert (job.path / "state.json").read_bytes() == before
     assert [path.name for path in job.path.iterdir()] == ["state.json"]
 
 
 def test_folder_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert record.folder_of_jobs(None) == pathlib.Path("jobs").absolute()
+    assert record.KIND.folder(None) == pathlib.Path("jobs").absolute()
     monkeypatch.setenv("NANOTF_JOBS", "/elsewhere")
-    assert record.folder_of_jobs(None) == pathlib.Path("/elsewhere")
-    assert record.folder_of_jobs("/mine") == pathlib.Path("/mine")
+    assert record.KIND.folder(None) == pathlib.Path("/elsewhere")
+    assert record.KIND.folder("/mine") == pathlib.Path("/mine")
 
 
 def test_a_job_that_does_not_exist(tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from nanotf.errors import JobError
-from nanotf.sagemaker.jobs import failure, follow, launch, record, supervisor
+from nanotf.sagemaker.detached import following, log_files, starting, supervision
+from nanotf.sagemaker.jobs import failure, follow, launch, record
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.supervisor import JobSupervisor
@@ -22,12 +23,12 @@ def _full(*_: Any, **__: Any) -> Any:
 
 
 class _Program:
-    host = "algo-1"
+    name = "algo-1"
 
 
 @pytest.fixture
 def job(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
-    monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
+    monkeypatch.setattr(starting, "start_supervisor", lambda *_: None)
     (tmp_path / "train.py").touch()
     return launch.start(JobRequest("a", SourceCode(str(tmp_path / "train.py"))), tmp_path / "jobs")
 
@@ -37,7 +38,7 @@ def test_a_full_disk_shortens_the_log_alone(
 ) -> None:
     owner = JobSupervisor(job)
     with monkeypatch.context() as patches:
-        patches.setattr(supervisor.os, "open", _full)
+        patches.setattr(log_files.os, "open", _full)
         for _ in range(2):
             owner._write_line(_Program(), b"a line\n", False)  # type: ignore[arg-type]
     assert capsys.readouterr().err.count("the log is incomplete: [Errno 28] No space left") == 1
@@ -51,7 +52,7 @@ def test_a_full_disk_leaves_the_state(
     with monkeypatch.context() as patches:
         patches.setattr(JobFolder, "write_state", _full)
         owner._become(phase="Training")
-    assert "state cannot be written now" in capsys.readouterr().err
+    assert "the state of the job cannot be written now" in capsys.readouterr().err
     assert job.read_state().phase == "Starting"
     owner._become(phase="Uploading")
     assert job.read_state().phase == "Uploading"
@@ -67,7 +68,7 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
             _full()
         write(self, state)
 
-    monkeypatch.setattr(supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(supervision, "_PAUSE", 0.0)
     monkeypatch.setattr(JobFolder, "write_state", full_at_first)
     owner._end_as(record.COMPLETED, record.COMPLETED, None)
     assert len(tries) == 3
@@ -94,8 +95,8 @@ def test_the_launching_process_is_never_stopped(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pid is the owner's until the supervisor takes over."""
-    monkeypatch.setattr(follow, "_STOP_SECONDS", 0.0)
-    monkeypatch.setattr(follow.os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    monkeypatch.setattr(following, "_STOP_SECONDS", 0.0)
+    monkeypatch.setattr(following.os, "kill", lambda *_: pytest.fail("a signal was sent"))
     with pytest.raises(JobError, match=f"which process {os.getpid()} still prepares"):
         follow.stop(job)
 

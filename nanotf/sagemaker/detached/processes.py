@@ -1,4 +1,4 @@
-"""The processes of a running job: a script on each host, and feeders; their output, their end.
+"""The programs of a supervisor: their output, their end.
 
 Everything happens in the supervisor's main thread: Linux ends processes started with
 PR_SET_PDEATHSIG with the *thread* that started them.
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -22,17 +22,17 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
 _TAIL_CHARACTERS = 600  # so that the first 1,024 of the text, the reason, hold the last line
-_DRAIN_SECONDS = 5.0  # for output that a script's process has written before it ended
+_DRAIN_SECONDS = 5.0  # for output that a program has written before it ended
 
 
 @dataclass
-class JobProcess:
-    """A process of a job, the leader of a process group of its own."""
+class OwnedProcess:
+    """A program of a supervisor, the leader of a process group of its own."""
 
-    host: str
+    name: str  # a job's host, for instance
     command: list[str]  # its words, for messages
     process: subprocess.Popen[bytes]  # with pipes for its output
-    is_feeder: bool = False  # it only writes data for a script
+    is_helper: bool = False  # it only helps another program, as by writing data for it
     _tail: bytearray = field(default_factory=bytearray)  # of standard error, at most `_TAIL_BYTES`
 
     @property
@@ -71,15 +71,21 @@ class JobProcess:
 
 
 def begin(
-    command: Sequence[str], host: str, folder: str, environ: Mapping[str, str], *, feeder: bool
-) -> JobProcess:
+    command: Sequence[str],
+    name: str,
+    folder: str,
+    environ: Mapping[str, str],
+    *,
+    is_helper: bool = False,
+) -> OwnedProcess:
     """Starts a process that ends with this one, in a session of its own.
 
     Args:
         command: its words.
+        name: as `OwnedProcess.name`.
         folder: its working directory.
         environ: its whole environment.
-        feeder: as `JobProcess.is_feeder`.
+        is_helper: as `OwnedProcess.is_helper`.
     """
     supervisor = os.getpid()
     process = subprocess.Popen(
@@ -92,11 +98,11 @@ def begin(
         start_new_session=True,
         preexec_fn=lambda: _end_with(supervisor),
     )
-    return JobProcess(host, list(command), process, feeder)
+    return OwnedProcess(name, list(command), process, is_helper)
 
 
 class Guard:
-    """A process that kills a job's programs, with all their children, once this one is killed.
+    """A process that kills programs, with all their children, once this process is killed.
 
     The kernel ends only the programs themselves. Creating this object forks the process, which
     waits for the end of a pipe that nobody else holds.
@@ -125,7 +131,7 @@ class Guard:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
 
-    def add(self, program: JobProcess) -> None:
+    def add(self, program: OwnedProcess) -> None:
         """Guards a program."""
         os.write(self._pipe, b"%d\n" % program.process.pid)
 
@@ -155,12 +161,12 @@ class Output:
             called for each whole line.
     """
 
-    def __init__(self, write: Callable[[JobProcess, bytes, bool], None]) -> None:
+    def __init__(self, write: Callable[[OwnedProcess, bytes, bool], None]) -> None:
         self._write = write
         self._selector = selectors.DefaultSelector()
         self._rests: dict[IO[bytes], bytes] = {}
 
-    def add(self, program: JobProcess) -> None:
+    def add(self, program: OwnedProcess) -> None:
         """Begins to read a program's output."""
         for stream in (program.process.stdout, program.process.stderr):
             assert stream is not None
@@ -168,9 +174,21 @@ class Output:
             self._rests[stream] = b""
             self._selector.register(stream, selectors.EVENT_READ, program)
 
-    def wait_on(self, fd: int) -> None:
-        """Lets `read` return when a descriptor, whose content nobody needs, can be read."""
-        self._selector.register(fd, selectors.EVENT_READ, None)
+    @contextlib.contextmanager
+    def woken_by_signals(self) -> Iterator[Output]:
+        """Lets a signal, also one that comes just before it, end `read`. Closes this at the end."""
+        wake, write_end = os.pipe()
+        for fd in (wake, write_end):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._selector.register(wake, selectors.EVENT_READ, None)
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(-1)
+            self.close()
+            for fd in (wake, write_end):
+                os.close(fd)
 
     @property
     def is_open(self) -> bool:
@@ -186,7 +204,7 @@ class Output:
             else:
                 self._pass_on(key.fileobj, key.data)  # type: ignore[arg-type]
 
-    def _pass_on(self, stream: IO[bytes], program: JobProcess) -> None:
+    def _pass_on(self, stream: IO[bytes], program: OwnedProcess) -> None:
         try:
             data = os.read(stream.fileno(), _CHUNK)
         except BlockingIOError:

@@ -1,0 +1,25 @@
+"""`nanotf.estimator.TensorFlow`: SageMaker's estimator, on this machine; its models and predictors.
+
+What users import; `sagemaker.estimator` and `sagemaker.serving` are behind it.
+
+- `serializers.py`, `deserializers.py`: as the SDK's modules of these names.
+- `serving.py`: `sagemaker.tensorflow.serving` of the SDK's version 1.
+"""
+
+from nanotf.sagemaker.estimator.tensorflow_estimator import TensorFlow
+from nanotf.sagemaker.estimator.training_inputs import ShuffleConfig, TrainingInput
+from nanotf.sagemaker.estimator.training_job import TrainingJob
+from nanotf.sagemaker.serving.predictor import Predictor, TensorFlowPredictor
+from nanotf.sagemaker.serving.tensorflow_model import TensorFlowModel
+from nanotf.sagemaker.serving.transformer import Transformer
+
+__all__ = [
+    "Predictor",
+    "ShuffleConfig",
+    "TensorFlow",
+    "TensorFlowModel",
+    "TensorFlowPredictor",
+    "TrainingInput",
+    "TrainingJob",
+    "Transformer",
+]

@@ -1,0 +1,197 @@
+"""Owns an endpoint: `python -m nanotf.sagemaker.serving.endpoint_supervisor FOLDER`.
+
+Detached (see `detached.supervision`), so an endpoint outlives the terminal.
+
+    Creating     the server starts; it writes the ready file once it answers
+    InService    it answers. One that ends is started again, on the same port
+    Deleting     SIGTERM came: the server gets SIGTERM, and SIGKILL after `stop_seconds`
+
+A server that ends before it has ever answered is not started again, but on the request's next port
+if another program has taken this one. One that ends too often within ten minutes is not, either.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nanotf.errors import describe_exit
+from nanotf.sagemaker.detached import log_files, processes
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.log_files import LogFiles
+from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.sagemaker.detached.supervision import Supervisor, detach
+from nanotf.sagemaker.serving import endpoint_record as record
+from nanotf.sagemaker.serving.endpoint_command import listening
+from nanotf.sagemaker.serving.endpoint_record import EndpointFolder, EndpointState
+from nanotf.wire import files, ports
+
+_PAUSE = 1.0  # seconds between two looks at a server that answers
+_SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end
+_MAX_ENDS = 5  # of servers that had answered, within the next time
+_WINDOW = 600.0  # seconds
+_FIRST_DELAY = 0.5  # seconds before the second restart in that time; doubled for each later one
+_TAIL = 2000  # characters of the log in the reason of a failure
+
+
+class EndpointSupervisor(Supervisor[EndpointState]):
+    """The owner of an endpoint."""
+
+    def __init__(self, endpoint: EndpointFolder) -> None:
+        super().__init__(endpoint)
+        self._endpoint = endpoint
+        self._request = endpoint.read_request()
+        self._is_stopping = False  # set by the signal handler, read by the main thread
+        self._is_late = False  # the server has not answered in time
+        self._ends: collections.deque[float] = collections.deque()  # moments of the last ends
+        self._logs = LogFiles()
+
+    def _on_signal(self, *_: object) -> None:
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Keeps the endpoint in service. The final state is written in any case."""
+        try:
+            with processes.Output(self._write_line).woken_by_signals() as output:
+                reason = self._serve(output)
+        except BaseException:
+            self._end(self._endpoint.failed(self._state, traceback.format_exc(), now()))
+            raise
+        finally:
+            self._logs.close()
+        if reason is not None:
+            self._end(self._endpoint.failed(self._state, reason, now()))
+        else:
+            ended = replace(self._state, status=record.DELETED, server=None, ended=now())
+            self._end(ended)
+
+    def _write_line(self, _: OwnedProcess, line: bytes, _is_error: bool) -> None:
+        self._logs.write(self._endpoint.server_log, line)
+
+    # ------------------------------------------------------------------------ servers
+    def _serve(self, output: processes.Output) -> str | None:
+        """Runs servers until the endpoint is stopped. Returns the reason if it has failed."""
+        left = list(self._request.ports)
+        port = left.pop(0)
+        while not self._is_stopping:
+            server = self._run_server(port, output)
+            if self._is_stopping:
+                break
+            if self._state.port is None:
+                # The number of a port says nothing of why a server ended; that another program
+                # listens there does.
+                if not left or not port or self._is_late or ports.is_free(port):
+                    return self._of_start(server)
+                port = left.pop(0)
+                continue
+            port = self._state.port
+            if not self._may_restart():
+                return self._of_ends(server)
+            self._become(server=None, restarts=self._state.restarts + 1)
+            self._delay(output)
+        return None
+
+    def _run_server(self, port: int, output: processes.Output) -> OwnedProcess:
+        """Runs a server until it has ended."""
+        ready = self._endpoint.ready_file
+        ready.unlink(missing_ok=True)
+        server = processes.begin(
+            listening(self._request.command, port, ready),
+            "server",
+            str(self._endpoint.path),
+            {**os.environ, "PYTHONUNBUFFERED": "1", **self._request.environment},
+        )
+        guard = processes.Guard()
+        try:
+            guard.add(server)
+            output.add(server)
+            self._watch(server, output)
+        finally:
+            server.kill_group()  # what it has left
+            server.process.wait()
+            output.drain()
+            guard.dismiss()
+        return server
+
+    def _watch(self, server: OwnedProcess, output: processes.Output) -> None:
+        is_ready, self._is_late = False, False
+        deadline = time.monotonic() + self._request.start_seconds
+        killing_at: float | None = None
+        while server.is_running:
+            is_quiet = is_ready and killing_at is None and output.is_open
+            output.read(_PAUSE if is_quiet else _SHORT_PAUSE)
+            moment = time.monotonic()
+            if killing_at is not None:
+                if moment > killing_at:
+                    server.kill_group()
+            elif self._is_stopping or (not is_ready and moment > deadline):
+                self._is_late = not self._is_stopping
+                killing_at = moment + self._end_server(server)
+            elif not is_ready:
+                is_ready = self._note_ready()
+
+    def _end_server(self, server: OwnedProcess) -> float:
+        """Asks the server to end. Returns the seconds until it is killed."""
+        if self._is_stopping:
+            self._become(status=record.DELETING)
+        server.terminate()
+        return self._request.stop_seconds
+
+    def _note_ready(self) -> bool:
+        """Notes that the server answers, if it does."""
+        with contextlib.suppress(FileNotFoundError):
+            found = files.read_json(self._endpoint.ready_file)
+            with files.doubting(self._endpoint.ready_file):
+                port, pid = int(found["port"]), int(found["pid"])
+            self._become(status=record.IN_SERVICE, port=port, server=pid)
+            return True
+        return False
+
+    # ------------------------------------------------------------------------ ends
+    def _may_restart(self) -> bool:
+        moment = time.monotonic()
+        self._ends.append(moment)
+        while self._ends[0] < moment - _WINDOW:
+            self._ends.popleft()
+        return len(self._ends) <= _MAX_ENDS
+
+    def _delay(self, output: processes.Output) -> None:
+        """Waits before a restart, longer each time: what ends servers may need time to go away."""
+        again = len(self._ends) - 2
+        until = time.monotonic() + (_FIRST_DELAY * 2**again if again >= 0 else 0.0)
+        while not self._is_stopping and (left := until - time.monotonic()) > 0:
+            output.read(left)
+
+    def _of_start(self, server: OwnedProcess) -> str:
+        received = describe_exit(server.process.returncode)[0]
+        if self._is_late:
+            received = f"no answer to /ping within {self._request.start_seconds:g} s"
+        else:
+            received = f"process {server.process.pid} {received}"
+        return f"The server must start. Received: {received}. {self._log_tail()}"
+
+    def _of_ends(self, server: OwnedProcess) -> str:
+        phrase = describe_exit(server.process.returncode)[0]
+        return (
+            f"The server must not end more than {_MAX_ENDS} times within {_WINDOW:.0f} s. "
+            f"Received: {len(self._ends)} ends; the last one {phrase}. {self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        said = log_files.last_lines(self._endpoint.server_log, _TAIL)
+        return f"The end of its log:\n{said}" if said else "It has printed nothing."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Detaches a supervisor, see `supervision.detach`."""
+    return detach(arguments, lambda folder: EndpointSupervisor(EndpointFolder(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

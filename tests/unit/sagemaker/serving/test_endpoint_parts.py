@@ -1,0 +1,297 @@
+"""Endpoints without a server: requests that are refused, records, a full disk, arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import pathlib
+import tarfile
+from typing import Any
+
+import pytest
+
+from nanotf.cli import main
+from nanotf.errors import (
+    EndpointError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NanoError,
+    UnavailableError,
+)
+from nanotf.estimator import Predictor, TensorFlow, TensorFlowModel, TensorFlowPredictor
+from nanotf.sagemaker.detached import starting, supervision
+from nanotf.sagemaker.detached.owner import Owner
+from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.sagemaker.serving import (
+    endpoint_command,
+    endpoint_record,
+    endpoint_start,
+    model_arguments,
+)
+from nanotf.sagemaker.serving.endpoint_record import EndpointFolder
+from nanotf.sagemaker.serving.endpoint_supervisor import EndpointSupervisor
+from nanotf.sagemaker.serving.model_source import ModelSource
+
+
+def _full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model; endpoints get no supervisor."""
+    monkeypatch.setattr(starting, "start_supervisor", lambda *_: None)
+    monkeypatch.setenv(endpoint_record.KIND.variable, str(tmp_path / "endpoints"))
+    (tmp_path / "net.keras").write_text("model")
+    return str(tmp_path / "net.keras")
+
+
+@pytest.fixture
+def endpoint(model: str) -> EndpointFolder:
+    return endpoint_start.start("a", ModelSource(model))
+
+
+def test_the_request_of_an_endpoint(model: str, tmp_path: pathlib.Path) -> None:
+    TensorFlowModel(model, env={"A": 1}, num_processes=3).deploy(endpoint_name="a", wait=False)
+    endpoint = endpoint_record.find("a")
+    request = endpoint.read_request()
+    assert request.command[-5:] == ("nanotf", "serve", request.model, "-n", "3")
+    assert (request.ports, request.environment, request.name) == ((8080, 0), {"A": "1"}, "a")
+    assert pathlib.Path(request.model) == endpoint.path / "net.keras"
+    assert pathlib.Path(request.model).read_text() == "model"
+    assert endpoint.path.stat().st_mode & 0o777 == 0o700
+    state = endpoint.read_state()
+    assert (state.status, state.url, state.owner) == ("Creating", None, Owner.this_process())
+    assert [path.name for path in (tmp_path / "endpoints").iterdir()] == ["a"]
+
+
+def test_the_servers_command(tmp_path: pathlib.Path) -> None:
+    command = endpoint_command.server_command(tmp_path, None)
+    assert command[-3:] == ["nanotf", "serve", str(tmp_path)]
+    told = endpoint_command.listening(command, 80, tmp_path / "ready.json")
+    assert told[len(command) :] == [
+        *("--host", "127.0.0.1"),
+        *("--port", "80"),
+        *("--ready-file", str(tmp_path / "ready.json")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"endpoint_name": "a b"}, InvalidArgumentError, "An endpoint's name must have 1 to 63"),
+        ({"instance_type": "ml.c5.large"}, UnavailableError, "must be 'local'.*ml.c5.large"),
+        ({"update_endpoint": True}, UnavailableError, "Deploy another endpoint"),
+        ({"endpoint_nam": "a"}, InvalidArgumentTypeError, "Did you mean `endpoint_name`"),
+        ({"port": 70000}, InvalidArgumentError, "from 0 to 65535. Received: port=70000"),
+        ({"port": "80"}, InvalidArgumentError, "Received: port='80'"),
+        (
+            {"container_startup_health_check_timeout": 0},
+            InvalidArgumentError,
+            "seconds above 0. Received: 0",
+        ),
+    ],
+)
+def test_arguments_of_deploy(
+    given: dict[str, Any], kind: type, text: str, model: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(NanoError, match=text) as caught:
+        TensorFlowModel(model).deploy(**given)
+    assert caught.type is kind
+    assert not (tmp_path / "endpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"entry_pont": "a.py"}, InvalidArgumentTypeError, "Did you mean `entry_point`"),
+        ({"source_dir": "x"}, InvalidArgumentError, "belong to an entry point"),
+        ({"num_processes": 0}, InvalidArgumentError, "Received: num_processes=0"),
+        ({"num_processes": "two"}, InvalidArgumentError, "Received: num_processes='two'"),
+        ({"git_config": {"repo": "x"}}, UnavailableError, "does not support `git_config`"),
+    ],
+)
+def test_arguments_of_a_model(given: dict[str, Any], kind: type, text: str) -> None:
+    with pytest.raises(NanoError, match=text) as caught:
+        TensorFlowModel("model.tar.gz", **given)
+    assert caught.type is kind
+
+
+def test_names_that_matter_in_the_cloud_alone(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    of_model = dict.fromkeys(model_arguments.MODEL.without_effect, "x")
+    of_deploy = dict.fromkeys(model_arguments.DEPLOY.without_effect, "x")
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        made = TensorFlowModel(model, model_server_workers=2, **of_model)
+        made.deploy(2, "local", endpoint_name="a", wait=False, update_endpoint=False, **of_deploy)
+    assert made.num_processes == "2"
+    assert [record.getMessage().split(".")[0] for record in caplog.records] == [
+        "Arguments of TensorFlowModel() were renamed: model_server_workers is now num_processes",
+        "An endpoint on this machine is one server",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (ModelSource("/no/such"), "data must exist. Received: /no/such"),
+        (ModelSource(__file__, SourceCode("/no/such.py")), "The script must be a file"),
+        (ModelSource(__file__, SourceCode(__file__, None, ("/no/such",))), "A dependency must be"),
+    ],
+)
+def test_models_that_are_not_there(source: ModelSource, text: str, model: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        endpoint_start.start("a", source)
+    assert list(endpoint_record.find_all()) == []
+
+
+def test_a_damaged_archive(model: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "model.tar.gz").write_bytes(b"\x1f\x8bno archive")
+    source = ModelSource(str(tmp_path / "model.tar.gz"), SourceCode(__file__))
+    with pytest.raises(InvalidArgumentError, match=r"The model must be a folder or a whole .tar"):
+        endpoint_start.start("a", source)
+    assert list((tmp_path / "endpoints").iterdir()) == []
+
+
+def test_two_scripts_for_one_name(model: str, tmp_path: pathlib.Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    for name in ("inference.py", "serve.py"):
+        (code / name).touch()
+    source = ModelSource(model, SourceCode("serve.py", str(code)))
+    with pytest.raises(InvalidArgumentError, match=r"has another inference.py"):
+        endpoint_start.start("a", source)
+
+
+def test_a_folder_is_copied_with_its_name(model: str, tmp_path: pathlib.Path) -> None:
+    """The name is that of the served model."""
+    versions = tmp_path / "mnist" / "3"
+    versions.mkdir(parents=True)
+    (versions / "saved_model.pb").touch()
+    endpoint = endpoint_start.start("a", ModelSource(str(versions.parent)))
+    assert endpoint.read_request().model == str(endpoint.path / "model/mnist")
+    assert (endpoint.path / "model/mnist/3/saved_model.pb").is_file()
+    packed = ModelSource(str(versions.parent), SourceCode(__file__))
+    with tarfile.open(packed.place(tmp_path)) as tar:
+        names = {member.name for member in tar if member.isfile()}
+    assert names == {"3/saved_model.pb", "code/inference.py"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"owner": {}}', '{"owner": 1}', "\x00"])
+def test_damaged_records(
+    content: str, endpoint: EndpointFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, read in {
+        "state.json": endpoint.read_state,
+        "request.json": endpoint.read_request,
+    }.items():
+        (endpoint.path / name).write_text(content)
+        with pytest.raises(EndpointError, match=rf"record of an endpoint .*Received: .*{name}"):
+            read()
+    assert main(["endpoints", "list"]) == 0
+    assert "warning: The record of an endpoint" in capsys.readouterr().err
+    with pytest.raises(EndpointError, match="The record of an endpoint"):  # nothing is removed
+        endpoint_start.start("a", ModelSource(__file__))
+
+
+def test_the_final_state_waits_for_room(
+    endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner, tries = EndpointSupervisor(endpoint), []
+    write = EndpointFolder.write_state
+
+    def full_at_first(self: EndpointFolder, state: Any) -> None:
+        tries.append(state)
+        if len(tries) < 3:
+            _full()
+        write(self, state)
+
+    owner._on_signal()  # it is stopped before its server begins
+    monkeypatch.setattr(supervision, "_PAUSE", 0.0)
+    monkeypatch.setattr(EndpointFolder, "write_state", full_at_first)
+    owner.run()
+    assert len(tries) == 3
+    assert endpoint.read_state().status == "Deleted"
+    said = capsys.readouterr().err
+    assert said.count("the final state of the endpoint cannot be written now") == 1
+
+
+def test_a_command_that_does_not_exist(endpoint: EndpointFolder) -> None:
+    request = dataclasses.replace(endpoint.read_request(), command=("/no/such/program",))
+    endpoint.write_request(request)
+    with pytest.raises(FileNotFoundError):
+        EndpointSupervisor(endpoint).run()
+    assert "/no/such/program" in str(endpoint.read_state().failure_reason)
+
+
+def test_a_name_in_use(endpoint: EndpointFolder, model: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"must be new. Received: a, whose status is Cr"):
+        endpoint_start.start("a", ModelSource(model))
+
+
+def test_predictors_without_an_endpoint(model: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="An endpoint's name must have"):
+        Predictor("a_b")
+    with pytest.raises(InvalidArgumentError, match=r"must exist. Received: x, which is not in"):
+        TensorFlowPredictor("x").predict({})
+    with pytest.raises(UnavailableError, match=r"call of update_endpoint\(\)"):
+        Predictor("x").update_endpoint()
+    with pytest.raises(InvalidArgumentTypeError, match=r"Did you mean `ContentType`"):
+        Predictor("x").predict(b"", {"ContentTyp": "a"})
+    with pytest.raises(InvalidArgumentError, match="cannot name another endpoint"):
+        Predictor("x").predict(b"", {"EndpointName": "y"})
+    with pytest.raises(InvalidArgumentTypeError, match="must return text, bytes or a file"):
+        Predictor("x").predict({"a": 1})
+
+
+def test_commands(endpoint: EndpointFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoints", "list"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["a", "Creating"]
+    assert main(["endpoints", "describe", "a"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert (described["EndpointName"], described["EndpointStatus"]) == ("a", "Creating")
+    assert main(["endpoints", "describe", "b"]) == 2
+    assert "`nanotf endpoints list` shows the endpoints there" in capsys.readouterr().err
+    assert main(["endpoints", "list", "--output", str(endpoint.path)]) == 0
+    assert capsys.readouterr().out.startswith("No endpoints in ")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"strategy": "Multi"}, "`strategy` must be one of 'MultiRecord', 'SingleRecord'"),
+        ({"assemble_with": "Lines"}, "`assemble_with` must be one of"),
+        ({"max_payload": 0}, "megabytes above 0"),
+        ({"max_concurrent_transforms": -1}, "at least 1"),
+        ({"acept": "x"}, "Did you mean `accept`"),
+    ],
+)
+def test_arguments_of_a_transformer(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(NanoError, match=text):
+        TensorFlowModel("model.tar.gz").transformer(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"split_type": "RecordIO"}, "`split_type` must be one of 'None', 'Line'"),
+        ({"data_type": "ManifestFile"}, "no manifests"),
+        ({"compression_type": "Gzip"}, "Decompress the files first"),
+        ({"join_source": "Input"}, "Join input and output yourself"),
+        ({"content_typ": "x"}, "Did you mean `content_type`"),
+        ({}, "The data must have files"),
+    ],
+)
+def test_transforms_that_are_refused(
+    given: dict[str, Any], text: str, tmp_path: pathlib.Path
+) -> None:
+    transformer = TensorFlowModel("model.tar.gz").transformer()
+    with pytest.raises(NanoError, match=text):
+        transformer.transform(tmp_path, **given)
+
+
+def test_an_estimator_without_a_job() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"after fit\(\) or attach\(\)"):
+        TensorFlow(entry_point="train.py").deploy(1, "local")
