@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.errors import InvalidArgumentError, check_integer
-from nanotf.inference import exported, program_folder, row_ranges, structure
+from nanotf.inference import exported, program_folder, row_proof, row_ranges, structure
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import F32, Arrays, InferenceEngine, usable_cores
 from nanotf.inference.program_folder import FILES, Description
@@ -54,6 +54,7 @@ class Program:
         self.engine, self.precision = description.engine, description.precision
         self.signatures, self.threads = description.signatures, threads
         self._inputs, self._outputs = description.inputs, description.outputs
+        self._together = description.together
         engine = engine_table.check_engine(self.engine, self.precision)
         files = folder / FILES if program_folder.is_program(folder) else folder
         self.state = program_folder.state_of(folder)
@@ -140,6 +141,16 @@ class Program:
             )
         return self._result(found)
 
+    def reason_to_keep_together(self, signature: str = DEFAULT) -> str:
+        """Returns why each request's rows must be computed by themselves; empty if rows are apart.
+
+        Rows are apart if each row of the outputs is proved to depend on the same row of the inputs
+        alone. Then the rows of several requests may be computed at once.
+        """
+        if self._together is None:
+            self._together = row_proof.reasons(self.folder)
+        return self._together[signature]
+
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the program's folder in one step; a program that is there is replaced.
 
@@ -159,7 +170,12 @@ class Program:
 
     def _description(self) -> Description:
         return Description(
-            self.engine, self.precision, self.signatures, self._inputs, self._outputs
+            self.engine,
+            self.precision,
+            self.signatures,
+            self._inputs,
+            self._outputs,
+            self._together or row_proof.reasons(self.folder),
         )
 
     def _signature(self, name: str) -> Signature:
@@ -264,13 +280,15 @@ def _convert(
     with tempfile.TemporaryDirectory(prefix="nanotf-exported-") as temporary:
         found = exported.export(model, pathlib.Path(temporary) / "model", rows)
         signatures = _kept(found.signatures, engine)
+        together = row_proof.reasons(found.folder)
         default = signatures.get(DEFAULT)
         samples = None
         if rows is not None and default is not None and engine.calibrates:
             samples = default.checked(structure.flatten(_inputs_of(found), rows))
         (folder / FILES).mkdir()
         engine.convert(found.folder, folder / FILES, default, precision, samples)
-    description = Description(engine.name, precision, signatures, found.inputs, found.outputs)
+    structures = found.inputs, found.outputs
+    description = Description(engine.name, precision, signatures, *structures, together)
     program_folder.write_description(folder, description)
     return description
 

@@ -35,6 +35,9 @@ class Description:
     signatures: dict[str, Signature]
     inputs: Any  # see `Exported`
     outputs: Any
+    # By signature, why its rows must be computed by themselves; empty if they are apart. None if
+    # nobody has looked.
+    together: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of `program.json`."""
@@ -85,7 +88,9 @@ def read_description(folder: pathlib.Path) -> Description:
     with files.doubting(path):
         signatures = {str(k): Signature.from_json(v) for k, v in found["signatures"].items()}
         engine, precision = str(found["engine"]), str(found["precision"])
-        return Description(engine, precision, signatures, found["inputs"], found["outputs"])
+        together = {str(k): str(v) for k, v in found["together"].items()}
+        structures = found["inputs"], found["outputs"]
+        return Description(engine, precision, signatures, *structures, together)
 
 
 def state_of(folder: pathlib.Path) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ from nanotf.console import logger
 # longer rows. They are smaller than the numbers of rows.
 _DISTINCT = (29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 _COMMON = ((211, 223, 227, 229, 233, 239, 241, 251, 257, 263), _DISTINCT, (13, 11, 7, 5, 3, 2))
+
+
+def reasons(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the reasons for the signatures of a SavedModel, see `reason_to_keep_together`."""
+    model = require_tensorflow().saved_model.load(str(folder))
+    return {name: reason_to_keep_together(each) for name, each in model.signatures.items()}
 
 
 def reason_to_keep_together(function: Any) -> str:

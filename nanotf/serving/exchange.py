@@ -1,4 +1,4 @@
-"""What the front and a worker say to each other.
+"""The messages between the front and a worker.
 
     front                                        worker
       |  options, with the order to serve  ->      |   loads the versions
@@ -6,24 +6,23 @@
       |  the place of a version, requests  ->      |   as long as the link is open
       |  <- answers, and how long they took        |
 
-Nothing here imports TensorFlow, until `serve` runs in a worker.
+Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.serving.interface import Answer, Interface, Request
+from nanotf.serving.interface import Interface, Request, Response
 from nanotf.serving.link import Link
 from nanotf.serving.repository.model_sources import ModelVersion
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker of a server is to do."""
+    """The orders for a worker of a server."""
 
     versions: tuple[ModelVersion, ...]
     interfaces: tuple[Interface, ...]
@@ -45,17 +44,6 @@ class Loaded:
     seconds: float = 0.0  # that loading it took
 
 
-def serve(options: WorkerOptions, descriptors: Sequence[int]) -> None:
-    """Serves in a worker, until the front closes the link; see `serving_loop.serve`.
-
-    Args:
-        descriptors: that of the link's socket.
-    """
-    from nanotf.serving.computing import serving_loop  # imports TensorFlow
-
-    serving_loop.serve(options, socket.socket(fileno=descriptors[0]))
-
-
 # ------------------------------------------------------------------------------- in the front
 def ask(link: Link, place: int, requests: Sequence[Request]) -> None:
     """Sends requests.
@@ -67,7 +55,7 @@ def ask(link: Link, place: int, requests: Sequence[Request]) -> None:
     link.send((place, heads), [each.body for each in requests])
 
 
-def answers(link: Link) -> tuple[float, list[tuple[Answer, int]]]:
+def answers(link: Link) -> tuple[float, list[tuple[Response, int]]]:
     """Receives the answers to the requests that were sent last.
 
     Returns:
@@ -75,7 +63,7 @@ def answers(link: Link) -> tuple[float, list[tuple[Answer, int]]]:
     """
     (seconds, heads), bodies = link.receive()
     return seconds, [
-        (Answer(status, bytes(body), kind, headers), rows)
+        (Response(status, bytes(body), kind, headers), rows)
         for (status, kind, headers, rows), body in zip(heads, bodies, strict=True)
     ]
 
@@ -90,7 +78,7 @@ def next_question(link: Link) -> tuple[int, list[Request]]:
     ]
 
 
-def answer_with(link: Link, given: Sequence[tuple[Answer, int]], seconds: float) -> None:
+def answer_with(link: Link, given: Sequence[tuple[Response, int]], seconds: float) -> None:
     """Sends answers."""
     heads: list[Any] = [(a.status, a.content_type, a.headers, rows) for a, rows in given]
     link.send((seconds, heads), [a.body for a, _ in given])

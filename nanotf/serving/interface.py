@@ -4,7 +4,7 @@
       | POST ->  | `route` finds the model, and       |
       |          | passes the body on as it came      | `decode` makes arrays of it,
       |          |  -- Request -->                    | the model computes the rows of several
-      | <- text  |  <-- Answer --                     | requests at once, `encode` makes an answer
+      | <- text  |  <-- Response --                     | requests at once, `encode` makes an answer
 
 The front knows neither arrays nor models, so that it stays small and its only thread fast. All that
 depends on a request's content happens in a worker. One request that cannot be used fails no other.
@@ -50,8 +50,8 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a client gets."""
+class Response:
+    """The answer that a client gets."""
 
     status: int  # of HTTP
     body: bytes
@@ -60,7 +60,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RoutedRequest:
     """A request that workers answer, and the model that it is for."""
 
     request: Request
@@ -160,7 +160,7 @@ class Interface(abc.ABC):
     @abc.abstractmethod
     def route(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
-    ) -> Call | Answer | Awaitable[Answer] | None:
+    ) -> RoutedRequest | Response | Awaitable[Response] | None:
         """Finds what a request asks for.
 
         Args:
@@ -177,7 +177,7 @@ class Interface(abc.ABC):
         """
 
     @abc.abstractmethod
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal) -> Response:
         """Returns the answer to a request that cannot be answered, here or in a worker."""
 
     # --------------------------------------------------------------------------- in a worker
@@ -197,7 +197,7 @@ class Interface(abc.ABC):
         """Returns what `route` is to know of a model, see `ServerState.described`."""
         return b""
 
-    def answer(self, request: Request, model: ServedModel) -> Answer | None:
+    def answer(self, request: Request, model: ServedModel) -> Response | None:
         """Answers a request by itself; or returns None, so that `decode` and `encode` do.
 
         Raises:
@@ -217,7 +217,7 @@ class Interface(abc.ABC):
     @abc.abstractmethod
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
-    ) -> Answer:
+    ) -> Response:
         """Makes the answer of a model's outputs for the request's rows.
 
         Raises:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import nanotf
 from nanotf.serving import json_text
 from nanotf.serving.interface import (
-    Answer,
-    Call,
     Decoded,
     Interface,
     Refusal,
     Request,
+    Response,
+    RoutedRequest,
     ServedModel,
     ServerState,
 )
@@ -46,7 +46,7 @@ class OpenInference(Interface):
     # --------------------------------------------------------------------------- in the front
     def route(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
-    ) -> Call | Answer | None:
+    ) -> RoutedRequest | Response | None:
         """See `Interface.route`."""
         path = path.partition("?")[0]
         if not _OURS.fullmatch(path):
@@ -69,13 +69,13 @@ class OpenInference(Interface):
                 "Tensors must be sent as JSON. Received: the extension for binary data. Let the "
                 "client send and receive no binary data.",
             )
-        return Call(Request(self.name, "infer", body), model, version)
+        return RoutedRequest(Request(self.name, "infer", body), model, version)
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal) -> Response:
         """See `Interface.refuse`."""
-        return Answer(refusal.status, json_text.error_text(refusal.text))
+        return Response(refusal.status, json_text.error_text(refusal.text))
 
-    def _metadata(self, server: ServerState, model: str, version: int | None) -> Answer:
+    def _metadata(self, server: ServerState, model: str, version: int | None) -> Response:
         described = json.loads(server.described(self.name, model, version, None))
         described["versions"] = [str(number) for number in served_versions(server, model)]
         return _answer(described)
@@ -97,14 +97,14 @@ class OpenInference(Interface):
 
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
-    ) -> Answer:
+    ) -> Response:
         """See `Interface.encode`."""
         from nanotf.serving import open_tensors
 
         return open_tensors.encode(decoded.form, outputs, model)
 
 
-def _about_server(path: str, server: ServerState) -> Answer | None:
+def _about_server(path: str, server: ServerState) -> Response | None:
     if path == "/v2":
         return _answer({"name": "nanotf", "version": nanotf.__version__, "extensions": []})
     if path == "/v2/health/live":
@@ -128,7 +128,7 @@ def _chosen(found: re.Match[str], server: ServerState) -> tuple[str, int | None]
     return model, int(version)
 
 
-def _ready(server: ServerState, model: str, version: int | None) -> Answer:
+def _ready(server: ServerState, model: str, version: int | None) -> Response:
     ready = is_served(server, model, version)
     return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
@@ -139,5 +139,5 @@ def _check_served(server: ServerState, model: str, version: int | None) -> None:
         raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")
 
 
-def _answer(value: Any, status: int = 200) -> Answer:
-    return Answer(status, json.dumps(value).encode())
+def _answer(value: Any, status: int = 200) -> Response:
+    return Response(status, json.dumps(value).encode())

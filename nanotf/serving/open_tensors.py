@@ -15,7 +15,7 @@ import numpy as np
 from nanotf.inference.signature import DEFAULT, STRING, Signature, TensorSpec
 from nanotf.serving import json_tensors
 from nanotf.serving.common_rows import common_rows
-from nanotf.serving.interface import Answer, Decoded, Refusal, ServedModel
+from nanotf.serving.interface import Decoded, Refusal, Response, ServedModel
 from nanotf.serving.json_text import shown
 
 _DATATYPES = {
@@ -84,7 +84,7 @@ def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True
 
 def encode(
     form: InferenceForm, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
-) -> Answer:
+) -> Response:
     """Makes the answer, with flat data.
 
     Raises:
@@ -105,7 +105,7 @@ def encode(
         )
         texts.append(head[:-1] + b',"data":' + data + b"}")
     body = orjson.dumps(fields)[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
-    return Answer(200, body, headers=() if all_finite else (json_tensors.NONFINITE,))
+    return Response(200, body, headers=() if all_finite else (json_tensors.NONFINITE,))
 
 
 # --------------------------------------------------------------------------------------- requests

@@ -16,7 +16,7 @@ import numpy as np
 from nanotf.inference.signature import CLASSIFY, REGRESS, Signature
 from nanotf.serving import json_tensors
 from nanotf.serving.common_rows import common_rows
-from nanotf.serving.interface import Answer, Decoded, Refusal
+from nanotf.serving.interface import Decoded, Refusal, Response
 from nanotf.serving.json_text import shown
 from nanotf.serving.tensorflow_predict import Arrays, signature_name
 
@@ -62,7 +62,7 @@ def decode(request: Mapping[str, Any], signatures: Mapping[str, Signature], verb
     return Decoded(name, inputs, common_rows(signature, inputs), Examples(verb, len(examples)))
 
 
-def encode(examples: Examples, outputs: Arrays) -> Answer:
+def encode(examples: Examples, outputs: Arrays) -> Response:
     """Makes the answer: the classes and scores of each example, or its value.
 
     Raises:
@@ -70,7 +70,7 @@ def encode(examples: Examples, outputs: Arrays) -> Answer:
     """
     make = _classifications if examples.verb == "classify" else _regressions
     text, finite = make(outputs, examples.count)
-    return Answer(
+    return Response(
         200, b'{"results":' + text + b"}", headers=() if finite else (json_tensors.NONFINITE,)
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from nanotf.inference.signature import DEFAULT, STRING, Signature, TensorSpec
 from nanotf.serving import json_tensors
 from nanotf.serving.common_rows import common_rows
-from nanotf.serving.interface import Answer, Decoded, Refusal
+from nanotf.serving.interface import Decoded, Refusal, Response
 from nanotf.serving.json_text import shown
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -79,7 +79,7 @@ def decode(
     return Decoded(name, inputs, common_rows(signature, inputs), key)
 
 
-def encode(decoded: Decoded, outputs: Arrays) -> Answer:
+def encode(decoded: Decoded, outputs: Arrays) -> Response:
     """Makes the answer: in the form of the request, and with names if there are several outputs.
 
     Raises:
@@ -97,7 +97,7 @@ def encode(decoded: Decoded, outputs: Arrays) -> Answer:
     else:
         text, finite = _object({name: _text(name, array) for name, array in outputs.items()})
     body = b'{"' + _ANSWERS[decoded.form] + b'":' + text + b"}"
-    return Answer(200, body, headers=() if finite else (json_tensors.NONFINITE,))
+    return Response(200, body, headers=() if finite else (json_tensors.NONFINITE,))
 
 
 def _key(request: Mapping[str, Any]) -> str:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanotf.serving import json_text
 from nanotf.serving.interface import (
-    Answer,
-    Call,
     Decoded,
     Interface,
     Refusal,
     Request,
+    Response,
+    RoutedRequest,
     ServedModel,
     ServerState,
 )
@@ -53,7 +53,7 @@ class TensorflowRest(Interface):
     # --------------------------------------------------------------------------- in the front
     def route(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
-    ) -> Call | Answer | None:
+    ) -> RoutedRequest | Response | None:
         """See `Interface.route`."""
         path = path.partition("?")[0]
         if not _OURS.fullmatch(path):
@@ -65,23 +65,23 @@ class TensorflowRest(Interface):
             if label is None:
                 _check_served(server, model, version)
             request = Request(self.name, found[4].lower(), body)
-            return Call(request, model, version, label)
+            return RoutedRequest(request, model, version, label)
         if method == "GET" and (found := _QUESTION.fullmatch(path)):
             return self._answer_question(found, server)
         raise Refusal(400, f"Malformed request: {method} {path}")
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal) -> Response:
         """See `Interface.refuse`."""
-        return Answer(refusal.status, json_text.error_text(refusal.text))
+        return Response(refusal.status, json_text.error_text(refusal.text))
 
-    def _answer_question(self, found: re.Match[str], server: ServerState) -> Answer:
+    def _answer_question(self, found: re.Match[str], server: ServerState) -> Response:
         if not found[1]:
             raise Refusal(400, "Missing model name in request.")
         model, version, label = _chosen(found)
         if found[4]:
             if label is None:
                 _check_served(server, model, version)
-            return Answer(200, server.described(self.name, model, version, label))
+            return Response(200, server.described(self.name, model, version, label))
         if label is not None:
             described = json.loads(server.described(self.name, model, None, label))
             version = int(described["model_spec"]["version"])
@@ -108,7 +108,7 @@ class TensorflowRest(Interface):
 
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
-    ) -> Answer:
+    ) -> Response:
         """See `Interface.encode`."""
         from nanotf.serving import tensorflow_examples, tensorflow_predict
 
@@ -117,10 +117,10 @@ class TensorflowRest(Interface):
         return tensorflow_predict.encode(decoded, outputs)
 
 
-def _preflight(headers: Mapping[str, str]) -> Answer:
+def _preflight(headers: Mapping[str, str]) -> Response:
     if not re.search("https?://", headers.get("origin", "")):
         raise Refusal(400, "Origin header is missing in CORS preflight")
-    return Answer(200, b"")
+    return Response(200, b"")
 
 
 def _chosen(found: re.Match[str]) -> tuple[str, int | None, str | None]:
@@ -147,7 +147,7 @@ def _check_served(server: ServerState, model: str, version: int | None) -> None:
         raise Refusal(404, f"Servable not found for request: {wanted}")
 
 
-def _status(server: ServerState, model: str, version: int | None) -> Answer:
+def _status(server: ServerState, model: str, version: int | None) -> Response:
     states = server.states(model)
     if not states and version is None:
         raise Refusal(404, f"Could not find any versions of model {model}")
@@ -162,7 +162,7 @@ def _status(server: ServerState, model: str, version: int | None) -> Answer:
         }
         for number, state, error in chosen
     ]
-    return Answer(200, json.dumps({"model_version_status": found}).encode())
+    return Response(200, json.dumps({"model_version_status": found}).encode())
 
 
 def _signature(signature: Signature) -> dict[str, Any]:

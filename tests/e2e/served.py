@@ -24,7 +24,7 @@ SECONDS = 300.0  # a cold start of TensorFlow, on a busy machine
 
 @dataclasses.dataclass
 class Reply:
-    """What a client has got."""
+    """The answer that a client has got."""
 
     status: int
     headers: dict[str, str]
@@ -41,9 +41,7 @@ class Served:
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: pathlib.Path) -> None:
         self.process, self.port, self._log = process, port, log
 
-    def ask(
-        self, path: str, body: Any = None, method: str | None = None, **headers: str
-    ) -> Reply:
+    def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Reply:
         """Asks once. A body that is no bytes is sent as JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

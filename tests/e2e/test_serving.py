@@ -167,8 +167,10 @@ def test_killed_workers_cost_nobody_an_answer(server, expected):
                 before = server.metric("nanotf_worker_restarts_total")
                 os.kill(random.choice(server.workers()), signal.SIGKILL)
                 server.wait_until(
-                    lambda before=before: server.metric("nanotf_worker_restarts_total") > before
-                    and server.metric("nanotf_workers") == 2,
+                    lambda before=before: (
+                        server.metric("nanotf_worker_restarts_total") > before
+                        and server.metric("nanotf_workers") == 2
+                    ),
                     "no other worker has come",
                 )
         finally:

@@ -22,7 +22,7 @@ from nanotf.sagemaker.serving.attributes_header import ATTRIBUTES, TARGET, attri
 from nanotf.sagemaker.serving.local_rest import LocalRest, path_of
 from nanotf.sagemaker.serving.model_code import SCRIPT_ERROR, BodyRules, ModelCode
 from nanotf.sagemaker.serving.user_calls import answer_of, call, content_of
-from nanotf.serving.interface import JSON, Answer, Request, ServedModel
+from nanotf.serving.interface import JSON, Request, Response, ServedModel
 
 _NAMES = ("handler", "input_handler", "output_handler")
 
@@ -96,7 +96,7 @@ class HandlerCode(ModelCode):
         """Returns True if a module has handlers of this form."""
         return any(hasattr(module, name) for name in _NAMES)
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         """Answers a request.
 
         Raises:

@@ -23,12 +23,12 @@ from urllib.parse import quote, unquote
 from nanotf.sagemaker.serving.attributes_header import TARGET, attributes_of
 from nanotf.serving.interface import (
     JSON,
-    Answer,
-    Call,
     Decoded,
     Interface,
     Refusal,
     Request,
+    Response,
+    RoutedRequest,
     ServedModel,
     ServerState,
 )
@@ -65,33 +65,35 @@ class Invocations(Interface):
     # --------------------------------------------------------------------------- in the front
     def route(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, server: ServerState
-    ) -> Call | Answer | Awaitable[Answer] | None:
+    ) -> RoutedRequest | Response | Awaitable[Response] | None:
         """See `Interface.route`."""
         parts = [unquote(part) for part in path.partition("?")[0].split("/")[1:]]
         if not parts or parts[0] not in _ROOTS:
             return None
         match method, parts:
             case "GET", ["ping"]:
-                return Answer(200 if server.is_ready() else 502, b"", "")
+                return Response(200 if server.is_ready() else 502, b"", "")
             case "POST", ["invocations"]:
-                return _call(headers.get(TARGET, "").removesuffix(_ARCHIVE), headers, body, server)
+                return _routed(
+                    headers.get(TARGET, "").removesuffix(_ARCHIVE), headers, body, server
+                )
             case "POST", ["models", name, "invoke"] if name:
-                return _call(name, headers, body, server)
+                return _routed(name, headers, body, server)
             case "GET", ["models"]:
                 found = {name: _versions(name, server) for name in server.models()}
-                return Answer(200, json.dumps(found).encode())
+                return Response(200, json.dumps(found).encode())
             case "GET", ["models", name] if name:
                 _check_loaded(name, server)
-                return Answer(200, json.dumps(_versions(name, server)).encode())
+                return Response(200, json.dumps(_versions(name, server)).encode())
             case ("POST", ["models"]) | ("DELETE", ["models", _]):
                 return self._change(parts, body, server)
         raise Refusal(404, "Not Found")
 
-    def refuse(self, refusal: Refusal) -> Answer:
+    def refuse(self, refusal: Refusal) -> Response:
         """See `Interface.refuse`."""
-        return Answer(refusal.status, error_text(refusal.text))
+        return Response(refusal.status, error_text(refusal.text))
 
-    def _change(self, parts: list[str], body: bytes, server: ServerState) -> Awaitable[Answer]:
+    def _change(self, parts: list[str], body: bytes, server: ServerState) -> Awaitable[Response]:
         if not self._multi_model:
             raise Refusal(
                 404, "Models can be loaded and unloaded only with SAGEMAKER_MULTI_MODEL=true."
@@ -111,7 +113,7 @@ class Invocations(Interface):
         """Loads the model's code, if there is any. See `Interface.begin`."""
         return self._in_worker().add(model)
 
-    def answer(self, request: Request, model: ServedModel) -> Answer | None:
+    def answer(self, request: Request, model: ServedModel) -> Response | None:
         """See `Interface.answer`."""
         return self._in_worker().code_of(model).answer(request)
 
@@ -121,7 +123,7 @@ class Invocations(Interface):
 
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
-    ) -> Answer:
+    ) -> Response:
         """See `Interface.encode`."""
         return self._in_worker().code_of(model).encode(decoded, outputs)
 
@@ -141,7 +143,9 @@ class Invocations(Interface):
         return self._models
 
 
-def _call(named: str, headers: Mapping[str, str], body: bytes, server: ServerState) -> Call:
+def _routed(
+    named: str, headers: Mapping[str, str], body: bytes, server: ServerState
+) -> RoutedRequest:
     """Returns the request for a model.
 
     Args:
@@ -166,7 +170,7 @@ def _call(named: str, headers: Mapping[str, str], body: bytes, server: ServerSta
         wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
         raise Refusal(404, f"Servable not found for request: {wanted}")
     about = {**headers, TARGET: named} if named else dict(headers)
-    return Call(Request(Invocations.name, verb, body, about), model, version)
+    return RoutedRequest(Request(Invocations.name, verb, body, about), model, version)
 
 
 def _version(given: Mapping[str, str]) -> int | None:
@@ -191,16 +195,16 @@ def _versions(model: str, server: ServerState) -> Any:
     """Returns a model's versions in TensorFlow Serving's words, as the containers list them."""
     path = f"/v1/models/{quote(model, safe='')}"
     found = TensorflowRest().route("GET", path, {}, b"", server)
-    assert isinstance(found, Answer)
+    assert isinstance(found, Response)
     return json.loads(found.body)
 
 
-async def _load(model: str, place: pathlib.Path, server: ServerState) -> Answer:
+async def _load(model: str, place: pathlib.Path, server: ServerState) -> Response:
     await server.load(model, place)
-    return Answer(200, json.dumps({"success": f"Successfully loaded model {model}."}).encode())
+    return Response(200, json.dumps({"success": f"Successfully loaded model {model}."}).encode())
 
 
-async def _unload(model: str, server: ServerState) -> Answer:
+async def _unload(model: str, server: ServerState) -> Response:
     _check_loaded(model, server)
     await server.unload(model)
-    return Answer(200, json.dumps({"success": f"Successfully unloaded model {model}."}).encode())
+    return Response(200, json.dumps({"success": f"Successfully unloaded model {model}."}).encode())

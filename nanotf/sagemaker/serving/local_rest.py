@@ -22,7 +22,14 @@ from urllib.parse import quote
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
-from nanotf.serving.interface import Answer, Call, Interface, Refusal, Request, ServedModel
+from nanotf.serving.interface import (
+    Interface,
+    Refusal,
+    Request,
+    Response,
+    RoutedRequest,
+    ServedModel,
+)
 
 _HOST = "127.0.0.1"
 _IDLE = 60.0  # s without a request, after which a connection is closed
@@ -102,14 +109,14 @@ class LocalRest:
             self._server.server_close()
             self._server = None
 
-    def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answers a request."""
         interface = self._interface
         try:
             found = interface.route(method, path, headers, body, self._models)
-            if isinstance(found, Answer):
+            if isinstance(found, Response):
                 return found
-            if not isinstance(found, Call):
+            if not isinstance(found, RoutedRequest):
                 raise Refusal(404, "Not Found")
             model = self._models.pick(found.model, found.version, found.label)
             with self._computing:
@@ -129,7 +136,7 @@ def path_of(model: str, version: str | None, method: str) -> str:
     return f"/v1/models/{quote(model, safe='')}{place}:{method}"
 
 
-def computed(interface: Interface, request: Request, model: ServedModel) -> Answer:
+def computed(interface: Interface, request: Request, model: ServedModel) -> Response:
     """Answers one request by itself, in this thread.
 
     Raises:
@@ -181,7 +188,7 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self._send(self.local_rest.respond(self.command, self.path, headers, body))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         self.send_response(answer.status)
         if answer.content_type:
             self.send_header("Content-Type", answer.content_type)

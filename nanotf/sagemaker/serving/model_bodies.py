@@ -25,7 +25,7 @@ from nanotf.inference.signature import DEFAULT, Signature, TensorSpec
 from nanotf.sagemaker.serving import csv_bodies, media_types, numpy_bodies
 from nanotf.serving import tensorflow_examples, tensorflow_predict
 from nanotf.serving.common_rows import common_rows
-from nanotf.serving.interface import JSON, Answer, Decoded, Refusal, Request, ServedModel
+from nanotf.serving.interface import JSON, Decoded, Refusal, Request, Response, ServedModel
 from nanotf.serving.json_text import has_booleans, parse
 
 Array = np.ndarray[Any, Any]
@@ -154,7 +154,7 @@ def _named(arrays: dict[str, Array], signature: Signature, most: int) -> dict[st
     return arrays  # `Signature.checked` names the difference
 
 
-def encode(decoded: Decoded, outputs: Mapping[str, Array]) -> Answer:
+def encode(decoded: Decoded, outputs: Mapping[str, Array]) -> Response:
     """Makes the answer to what `decode` has read.
 
     JSON is TensorFlow Serving's, in one line. So it is the answer for JSON lines, too, as in
@@ -171,7 +171,7 @@ def encode(decoded: Decoded, outputs: Mapping[str, Array]) -> Answer:
         else:
             answer = tensorflow_predict.encode(plain, outputs)
         return dataclasses.replace(answer, content_type=form.accept)
-    return Answer(200, written(outputs, form.accept), form.accept)
+    return Response(200, written(outputs, form.accept), form.accept)
 
 
 def written(outputs: Mapping[str, Array], accept: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.sagemaker.serving import media_types, model_bodies
-from nanotf.serving.interface import Answer, Decoded, Request, ServedModel
+from nanotf.serving.interface import Decoded, Request, Response, ServedModel
 
 SCRIPT_ERROR = "Handlers are not implemented correctly in user script."  # the containers' text
 
@@ -34,7 +34,7 @@ class ModelCode:
     def __init__(self, model: ServedModel, rules: BodyRules) -> None:
         self.model, self.rules = model, rules
 
-    def answer(self, request: Request) -> Answer | None:
+    def answer(self, request: Request) -> Response | None:
         """See `Interface.answer`."""
         return None
 
@@ -43,6 +43,6 @@ class ModelCode:
         accept = media_types.answer_type(request.headers.get("accept"), self.rules.accept)
         return model_bodies.decode(request, self.model, accept, self.rules.most)
 
-    def encode(self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]]) -> Answer:
+    def encode(self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]]) -> Response:
         """See `Interface.encode`."""
         return model_bodies.encode(decoded, outputs)

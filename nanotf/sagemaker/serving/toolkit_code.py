@@ -33,7 +33,7 @@ from nanotf.sagemaker.serving import media_types, model_bodies, value_bodies
 from nanotf.sagemaker.serving.model_code import SCRIPT_ERROR, BodyRules, ModelCode
 from nanotf.sagemaker.serving.user_calls import answer_of, call, content_of
 from nanotf.serving.common_rows import common_rows
-from nanotf.serving.interface import JSON, Answer, Decoded, Request, ServedModel
+from nanotf.serving.interface import JSON, Decoded, Request, Response, ServedModel
 
 _STEPS = ("input_fn", "predict_fn", "output_fn")
 # The functions, and how many arguments they get beside the context.
@@ -126,7 +126,7 @@ class ToolkitCode(ModelCode):
         self._loaded = self._load()
 
     # ---------------------------------------------------------------------- a request by itself
-    def answer(self, request: Request) -> Answer | None:
+    def answer(self, request: Request) -> Response | None:
         """Answers a request, if the code does more than to read and write bodies.
 
         Raises:
@@ -148,7 +148,7 @@ class ToolkitCode(ModelCode):
         if "output_fn" in functions:
             return self._output(prediction, headers)
         kind = media_types.answer_type(headers.get("accept"), self.rules.accept)
-        return Answer(200, value_bodies.write(prediction, kind), kind)
+        return Response(200, value_bodies.write(prediction, kind), kind)
 
     # ---------------------------------------------------------------------- rows beside others
     def decode(self, request: Request) -> Decoded:
@@ -165,7 +165,7 @@ class ToolkitCode(ModelCode):
         form = _Form(decoded.form, self._accept(headers), headers)
         return dataclasses.replace(decoded, form=form)
 
-    def encode(self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]]) -> Answer:
+    def encode(self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]]) -> Response:
         """See `Interface.encode`."""
         if "output_fn" in self._functions:
             return self._output(_only(outputs), decoded.form.headers)
@@ -201,7 +201,7 @@ class ToolkitCode(ModelCode):
             return self._call("input_fn", request.headers, _data(request), kind)
         return value_bodies.read(request.body, kind, self.rules.most)
 
-    def _output(self, prediction: Any, headers: Mapping[str, str]) -> Answer:
+    def _output(self, prediction: Any, headers: Mapping[str, str]) -> Response:
         accept = self._accept(headers)
         return _answer("output_fn", self._call("output_fn", headers, prediction, accept), accept)
 
@@ -250,10 +250,10 @@ def _data(request: Request) -> str | bytes:
     return media_types.decoded(request.body, charset) if kind in _TEXTS else request.body
 
 
-def _answer(name: str, result: Any, accept: str) -> Answer:
+def _answer(name: str, result: Any, accept: str) -> Response:
     if isinstance(result, tuple):
         return answer_of(name, result)
-    return Answer(200, content_of(name, result), accept)
+    return Response(200, content_of(name, result), accept)
 
 
 def _checked(model: ServedModel, inputs: Any, name: str) -> dict[str, np.ndarray[Any, Any]]:

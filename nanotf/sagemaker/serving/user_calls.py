@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.serving.interface import Answer, Refusal
+from nanotf.serving.interface import Refusal, Response
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -24,7 +24,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         raise Refusal(500, str(error)) from None
 
 
-def answer_of(name: str, result: Any) -> Answer:
+def answer_of(name: str, result: Any) -> Response:
     """Makes an answer of what a function has returned.
 
     Args:
@@ -41,7 +41,7 @@ def answer_of(name: str, result: Any) -> Answer:
             f"{type(result).__name__}. Return them as a tuple.",
         )
     body, content_type = result
-    return Answer(200, content_of(name, body), str(content_type))
+    return Response(200, content_of(name, body), str(content_type))
 
 
 def content_of(name: str, body: Any) -> bytes:

@@ -15,7 +15,7 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.serving.computing import batches
 from nanotf.serving.computing.loaded_model import LoadedModel
-from nanotf.serving.interface import Answer, Decoded, Interface, Refusal, Request
+from nanotf.serving.interface import Decoded, Interface, Refusal, Request, Response
 
 _GZIP = ("gzip", "x-gzip")
 _ENCODING = "content-encoding"
@@ -43,13 +43,13 @@ class Answering:
         self._most_rows, self._most_bytes = most_rows, most_bytes
         self._status_of = status_of
 
-    def answer(self, model: LoadedModel, requests: Sequence[Request]) -> list[tuple[Answer, int]]:
+    def answer(self, model: LoadedModel, requests: Sequence[Request]) -> list[tuple[Response, int]]:
         """Returns the answer to each request, and how many rows it had."""
-        found: dict[int, tuple[Answer, int]] = {}
+        found: dict[int, tuple[Response, int]] = {}
         decoded: list[tuple[int, Decoded]] = []
         for place, request in enumerate(requests):
             begun = self._guarded(request, functools.partial(self._begin, model, request))
-            if isinstance(begun, Answer):
+            if isinstance(begun, Response):
                 found[place] = begun, 1
             else:
                 decoded.append((place, begun))
@@ -59,7 +59,7 @@ class Answering:
                 found[place] = answer, each.rows or 1
         return [found[place] for place in range(len(requests))]
 
-    def _begin(self, model: LoadedModel, request: Request) -> Answer | Decoded:
+    def _begin(self, model: LoadedModel, request: Request) -> Response | Decoded:
         interface = self._interfaces[request.interface]
         request = self._inflated(request)
         answer = interface.answer(request, model)
@@ -67,7 +67,7 @@ class Answering:
 
     def _computed(
         self, model: LoadedModel, requests: Sequence[Request], group: list[tuple[int, Decoded]]
-    ) -> list[Answer]:
+    ) -> list[Response]:
         try:
             is_apart = model.has_rows_apart(group[0][1].signature)
             most = self._most_rows if is_apart else None
@@ -83,7 +83,7 @@ class Answering:
             for (place, decoded), each in zip(group, outputs, strict=True)
         ]
 
-    def _alone(self, model: LoadedModel, request: Request, decoded: Decoded) -> Answer:
+    def _alone(self, model: LoadedModel, request: Request, decoded: Decoded) -> Response:
         try:
             outputs = model.run(decoded.inputs, decoded.signature)
         except Exception as error:
@@ -92,11 +92,11 @@ class Answering:
 
     def _encoded(
         self, model: LoadedModel, request: Request, decoded: Decoded, outputs: batches.Arrays
-    ) -> Answer:
+    ) -> Response:
         encode = self._interfaces[request.interface].encode
         return self._guarded(request, functools.partial(encode, decoded, outputs, model))
 
-    def _guarded(self, request: Request, make: Callable[[], _Made]) -> _Made | Answer:
+    def _guarded(self, request: Request, make: Callable[[], _Made]) -> _Made | Response:
         """Returns what a function makes, or the answer to a request that it refuses."""
         try:
             return make()
@@ -107,13 +107,13 @@ class Answering:
         except Exception as error:
             return self._failed(request, error)
 
-    def _failed(self, request: Request, error: Exception) -> Answer:
+    def _failed(self, request: Request, error: Exception) -> Response:
         status, text = self._status_of(error)
         if status >= 500:
             logger.warning("A request has failed:\n%s", traceback.format_exc())
         return self._refused(request, Refusal(status, text))
 
-    def _refused(self, request: Request, refusal: Refusal) -> Answer:
+    def _refused(self, request: Request, refusal: Refusal) -> Response:
         return self._interfaces[request.interface].refuse(refusal)
 
     def _inflated(self, request: Request) -> Request:

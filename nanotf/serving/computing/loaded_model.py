@@ -45,7 +45,9 @@ class LoadedModel:
             Exception: It cannot be loaded.
         """
         self._program = program.load(self.folder, self._engine, self._threads)
-        self._together = {name: "" for name in self.signatures}
+        self._together = {
+            name: self._program.reason_to_keep_together(name) for name in self.signatures
+        }
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

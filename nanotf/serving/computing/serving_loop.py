@@ -19,7 +19,7 @@ from nanotf.serving.exchange import Loaded, WorkerOptions, answer_with, next_que
 from nanotf.serving.interface import Interface
 from nanotf.serving.link import Link, LinkClosed
 
-# In TensorFlow Serving's order: `ToHTTPStatusCode` of model_servers/http_server.cc.
+# As `http_server.cc` of tensorflow/serving maps them.
 _STATUS = {
     tf.errors.InvalidArgumentError: 400,
     tf.errors.FailedPreconditionError: 400,

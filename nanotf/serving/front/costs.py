@@ -1,4 +1,4 @@
-"""How long a model computes, learned from its last batches."""
+"""Estimates how long a model computes, from its last batches."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from nanotf.serving.front.dispatcher import Dispatcher, not_found
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
-from nanotf.serving.interface import Answer, Call, Interface, Refusal
+from nanotf.serving.interface import Interface, Refusal, Response, RoutedRequest
 from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
@@ -25,7 +25,7 @@ _BUSY = (429, 503)
 LOOK_SECONDS = 0.2  # between two looks that tell whole files from those that are being written
 
 # Called with a request, the model's name or "", and the answer.
-Log = Callable[[Incoming, str, Answer], None]
+Log = Callable[[Incoming, str, Response], None]
 
 
 class Desk:
@@ -70,7 +70,7 @@ class Desk:
         """Answers a request, now or later."""
         if incoming.path.partition("?")[0] == counters.PATH:
             text = self._counters.text()
-            self._send(incoming, "", Answer(200, text, counters.CONTENT_TYPE))
+            self._send(incoming, "", Response(200, text, counters.CONTENT_TYPE))
             return
         for interface in self._interfaces:
             try:
@@ -80,7 +80,7 @@ class Desk:
             except Exception:
                 found = self._failed(interface)
             if found is not None:
-                if isinstance(found, Answer):
+                if isinstance(found, Response):
                     self._send(incoming, "", found)
                 elif not isinstance(found, bool):
                     task = self._loop.create_task(self._send_later(interface, incoming, found))
@@ -90,7 +90,7 @@ class Desk:
         self._send(incoming, "", self.broken(404, _NO_PATH))
 
     async def _send_later(
-        self, interface: Interface, incoming: Incoming, coming: Awaitable[Answer]
+        self, interface: Interface, incoming: Incoming, coming: Awaitable[Response]
     ) -> None:
         try:
             answer = await coming
@@ -100,18 +100,18 @@ class Desk:
             answer = self._failed(interface)
         self._send(incoming, "", answer)
 
-    def _failed(self, interface: Interface) -> Answer:
+    def _failed(self, interface: Interface) -> Response:
         logger.warning("A request has failed:\n%s", traceback.format_exc())
         return interface.refuse(Refusal(500, "The server has made a mistake; see its log."))
 
     def _routed(
         self, interface: Interface, incoming: Incoming
-    ) -> Answer | Awaitable[Answer] | bool | None:
+    ) -> Response | Awaitable[Response] | bool | None:
         """Returns an answer, True for a request that waits for workers, or None for no request."""
         found = interface.route(
             incoming.method, incoming.path, incoming.headers, incoming.body, self
         )
-        if not isinstance(found, Call):
+        if not isinstance(found, RoutedRequest):
             return found
         key = self._key_of(found)
         deadline = incoming.began + self._timeout
@@ -120,7 +120,7 @@ class Desk:
         )
         return True
 
-    def _key_of(self, call: Call) -> Key:
+    def _key_of(self, call: RoutedRequest) -> Key:
         model = call.model if call.model is not None else self.default_model
         if model is None:
             raise Refusal(404, "The server has several models, and none is the default: name one.")
@@ -143,24 +143,24 @@ class Desk:
         return self._fleet.is_promised(key)
 
     # ---------------------------------------------------------------------------------- answers
-    def _answered(self, pending: Pending, answer: Answer) -> None:
+    def _answered(self, pending: Pending, answer: Response) -> None:
         model = pending.key[0]
         seconds = time.monotonic() - pending.incoming.began
         self._counters.answered(model, pending.request.verb, answer.status, seconds)
         self._send(pending.incoming, model, answer)
 
-    def _refused(self, interface: Interface, refusal: Refusal) -> Answer:
+    def _refused(self, interface: Interface, refusal: Refusal) -> Response:
         answer = interface.refuse(refusal)
         if refusal.status not in _BUSY:
             return answer
         after = ("retry-after", str(self._dispatcher.retry_after()))
         return dataclasses.replace(answer, headers=(*answer.headers, after))
 
-    def broken(self, status: int, text: str) -> Answer:
+    def broken(self, status: int, text: str) -> Response:
         """Returns the answer to what no interface knows."""
         return self._interfaces[0].refuse(Refusal(status, text))
 
-    def _send(self, incoming: Incoming, model: str, answer: Answer) -> None:
+    def _send(self, incoming: Incoming, model: str, answer: Response) -> None:
         if self._log is not None:
             self._log(incoming, model, answer)
         incoming.reply(answer)

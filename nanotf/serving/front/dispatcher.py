@@ -16,7 +16,7 @@ from nanotf.console import logger
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.serving_worker import ServingWorker
 from nanotf.serving.front.waiting_line import Key, Pending, WaitingLine
-from nanotf.serving.interface import Answer, Refusal
+from nanotf.serving.interface import Refusal, Response
 
 _BUSY = "The server has as many requests as it can answer in time. Try again later."
 _LATE = "The server could not answer in time."
@@ -28,7 +28,7 @@ _LOST = (
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much a server takes on."""
+    """The limits of what a server takes on."""
 
     most_rows: int  # that a worker gets at once, as far as requests' sizes tell
     most_waiting: int  # requests
@@ -148,7 +148,7 @@ class Dispatcher:
         assert place is not None, "`_serve` has looked"
         self._busy.add(worker)
 
-        def answered(seconds: float, answers: list[tuple[Answer, int]]) -> None:
+        def answered(seconds: float, answers: list[tuple[Response, int]]) -> None:
             self._busy.discard(worker)
             rows = sum(rows for _, rows in answers)
             self.line.costs[key[0]].add(rows, seconds, sum(each.nbytes for each in batch))

@@ -1,7 +1,7 @@
 """The workers of a server: N that answer, replaced when they die and when versions change.
 
 A change of the versions reaches one worker first. If a version cannot be loaded there, the other
-workers go on with what they have. Otherwise they are replaced one after another, each by a new
+workers continue with what they have. Otherwise they are replaced one after another, each by a new
 process that is ready before the old one leaves:
 
     slot 0   old ------> leaves
@@ -69,7 +69,7 @@ class Fleet:
         self._loaded: dict[ModelVersion, Loaded] = {}
         self._is_ending = False
         self.restarts = 0  # of workers that died
-        self._news = asyncio.Event()  # set when `first_ready` may have come true
+        self._news = asyncio.Event()  # set when `outcome` may have changed
 
     # ----------------------------------------------------------------------------------- wishes
     def want(self, versions: Iterable[ModelVersion]) -> None:

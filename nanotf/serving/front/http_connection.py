@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import httptools
 
-from nanotf.serving.interface import Answer
+from nanotf.serving.interface import Response
 
 MAX_HEADERS = 1 << 16  # bytes of a request's first line and headers
 HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
@@ -28,8 +28,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _LONG_HEADERS = f"The headers must have at most {MAX_HEADERS} bytes."
 
-# `_BROKEN`: an error was answered. What still comes is dropped, so that the client reads the answer:
-# a connection that is closed with unread data is reset.
+# `_BROKEN`: an error was answered. What still comes is dropped, so that the client reads the
+# answer: a connection that is closed with unread data is reset.
 _IDLE, _HEADERS, _BODY, _COMPLETE, _BROKEN = range(5)
 _LIMITS = {_IDLE: IDLE_SECONDS, _HEADERS: HEADER_SECONDS, _BODY: BODY_SECONDS, _BROKEN: 2.0}
 
@@ -46,7 +46,7 @@ class Incoming:
     began: float  # the loop's time
     keeps_open: bool
 
-    def reply(self, answer: Answer) -> None:
+    def reply(self, answer: Response) -> None:
         """Sends the answer, unless the client has left. Called once."""
         self.connection.reply(self, answer)
 
@@ -57,7 +57,7 @@ class Incoming:
 
 
 class Desk(Protocol):
-    """What answers requests."""
+    """The place where requests are answered."""
 
     most_bytes: int  # of a body
     is_leaving: bool  # whether connections end after their next answer
@@ -65,7 +65,7 @@ class Desk(Protocol):
     def take(self, incoming: Incoming) -> None:
         """Answers a request, now or later."""
 
-    def broken(self, status: int, text: str) -> Answer:
+    def broken(self, status: int, text: str) -> Response:
         """Returns the answer to what is no request, or too large or slow a one."""
 
 
@@ -112,7 +112,7 @@ class HttpConnection(asyncio.Protocol):
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends, also if the client has only closed its side: nobody else would drop its requests."""
+        """Ends, also if the client has closed its side alone: most have left then."""
         self.is_closed = True
         self._open.discard(self)
         self._waiting.clear()
@@ -220,7 +220,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_answering = True
             self._desk.take(self._waiting.popleft())
 
-    def reply(self, incoming: Incoming, answer: Answer) -> None:
+    def reply(self, incoming: Incoming, answer: Response) -> None:
         """Sends the answer to the request that the desk has taken."""
         if self.is_closed:
             return
@@ -236,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
         self._next()
 
-    def _write(self, answer: Answer, closes: bool, with_body: bool = True) -> None:
+    def _write(self, answer: Response, closes: bool, with_body: bool = True) -> None:
         head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}\r\n"
         if answer.content_type:
             head += f"content-type: {answer.content_type}\r\n"

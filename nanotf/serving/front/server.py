@@ -27,7 +27,7 @@ from nanotf.serving.front.desk import LOOK_SECONDS, Desk
 from nanotf.serving.front.dispatcher import Dispatcher, Limits
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import HttpConnection, Incoming
-from nanotf.serving.interface import Answer, Interface
+from nanotf.serving.interface import Interface, Response
 from nanotf.serving.repository.added_models import AddedModels
 from nanotf.serving.repository.model_sources import Wanted
 from nanotf.serving.repository.repository import Repository
@@ -42,7 +42,7 @@ END_SECONDS = 25.0  # for requests that run at SIGTERM; a container's platform k
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """What a server is to do."""
+    """The orders for a server."""
 
     repository: Repository
     added: AddedModels  # one of the repository's catalogs
@@ -252,7 +252,7 @@ def serve(options: ServerOptions) -> int:
 
 
 def _access_log(form: str) -> Any:
-    def log(incoming: Incoming, model: str, answer: Answer) -> None:
+    def log(incoming: Incoming, model: str, answer: Response) -> None:
         seconds = time.monotonic() - incoming.began
         entry = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

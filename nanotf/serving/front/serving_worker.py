@@ -27,9 +27,10 @@ from nanotf.machine import topology
 from nanotf.pool.items import ItemPool, WorkerGone
 from nanotf.pool.transports import CALLS
 from nanotf.serving import exchange
+from nanotf.serving.computing import worker_entry
 from nanotf.serving.exchange import Loaded, WorkerOptions
 from nanotf.serving.front.waiting_line import Key, Pending
-from nanotf.serving.interface import Answer
+from nanotf.serving.interface import Response
 from nanotf.serving.link import Link, LinkClosed
 from nanotf.wire import messages
 
@@ -67,7 +68,7 @@ class ServingWorker:
         self.batch: list[Pending] = []
         self.since = 0.0
         self.is_leaving = self.is_gone = False
-        self._on_answers: Callable[[float, list[tuple[Answer, int]]], None] | None = None
+        self._on_answers: Callable[[float, list[tuple[Response, int]]], None] | None = None
         self._places: dict[Key, int] = {}
         self._pool: ItemPool | None = None
         self._ending = threading.Event()
@@ -95,7 +96,7 @@ class ServingWorker:
         pool = ItemPool(plan, CALLS)
         try:
             self._pool = pool
-            body = pickle.dumps((exchange.serve, (self.options,)))
+            body = pickle.dumps((worker_entry.serve, (self.options,)))
             theirs = self._theirs.fileno()
             pool.send_to(0, messages.Order(pool.next_order(), body, descriptors=(theirs,)))
             self._theirs.close()
@@ -135,7 +136,7 @@ class ServingWorker:
         self,
         place: int,
         batch: Sequence[Pending],
-        then: Callable[[float, list[tuple[Answer, int]]], None],
+        then: Callable[[float, list[tuple[Response, int]]], None],
     ) -> None:
         """Gives it requests for one version.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from nanotf.serving.front.costs import Costs
 from nanotf.serving.front.http_connection import Incoming
-from nanotf.serving.interface import Answer, Interface, Refusal, Request
+from nanotf.serving.interface import Interface, Refusal, Request, Response
 
 Key = tuple[str, int | None]  # a model, and its version; None for a worker's latest
 
@@ -22,7 +22,7 @@ class Pending:
     request: Request
     key: Key
     deadline: float  # the loop's time
-    answer: Callable[[Pending, Answer], None]  # called once, unless the client leaves before
+    answer: Callable[[Pending, Response], None]  # called once, unless the client leaves before
     # Whether a worker has died with it. It then runs alone, so that it takes no other with it.
     was_lost: bool = False
     rows: float = 1.0  # estimated
@@ -38,7 +38,7 @@ class Pending:
 
 
 class WaitingLine:
-    """What waits. The oldest is first, but for requests that a worker has lost.
+    """Requests that wait. The oldest is first, but for those that a worker has lost.
 
     Attributes:
         count, nbytes: int, the requests that wait, and the bytes of their bodies.

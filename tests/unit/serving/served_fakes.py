@@ -13,7 +13,7 @@ import pytest
 
 from nanotf.errors import NanoError
 from nanotf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
-from nanotf.serving.interface import Answer, Call, Interface, Refusal, ServedModel
+from nanotf.serving.interface import Interface, Refusal, Response, RoutedRequest, ServedModel
 
 pytest.importorskip("orjson")
 
@@ -102,12 +102,12 @@ def ask(
     path: str,
     body: bytes | str = b"",
     headers: Mapping[str, str] | None = None,
-) -> Answer | None:
+) -> Response | None:
     """Answers a request as a front and a worker do."""
     body = body.encode() if isinstance(body, str) else body
     try:
         call = interface.route(method, path, headers or {}, body, server)
-        if not isinstance(call, Call):
+        if not isinstance(call, RoutedRequest):
             return call
         model = server.found(call.model, call.version, call.label)
         decoded = interface.decode(call.request, model)
@@ -119,13 +119,13 @@ def ask(
         return interface.refuse(Refusal(400, str(error)))
 
 
-def content(answer: Answer | None) -> Any:
+def content(answer: Response | None) -> Any:
     """Returns what an answer's JSON holds."""
     assert answer is not None and answer.content_type == "application/json"
     return json.loads(answer.body)
 
 
-def error(answer: Answer | None) -> tuple[int, str]:
+def error(answer: Response | None) -> tuple[int, str]:
     """Returns an answer's status and the text of its error."""
     value = content(answer)
     assert answer is not None and list(value) == ["error"]

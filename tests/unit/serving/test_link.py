@@ -41,7 +41,9 @@ def test_shared_memory_is_used_again(ends):
         one.send(number, [b"%d" % number * INLINE])
         header, (content,) = other.receive()
         assert (header, bytes(content)) == (number, b"%d" % number * INLINE)
-    assert len(os.listdir("/proc/self/fd")) <= before + 3  # the memory's own, and one for each mapping
+    assert (
+        len(os.listdir("/proc/self/fd")) <= before + 3
+    )  # the memory's own, and one for each mapping
 
 
 def test_memory_of_a_long_message_is_given_back(ends):

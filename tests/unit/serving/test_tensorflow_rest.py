@@ -9,7 +9,7 @@ import pytest
 from served_fakes import FakeModel, FakeServer, ask, content, error, half_plus, signature
 
 from nanotf.inference.signature import DEFAULT, REGRESS
-from nanotf.serving.interface import Call, Refusal
+from nanotf.serving.interface import Refusal, RoutedRequest
 from nanotf.serving.tensorflow_rest import TensorflowRest
 
 REST = TensorflowRest()
@@ -151,7 +151,7 @@ def test_metadata(where: str) -> None:
 def test_a_name_is_decoded() -> None:
     model = half_plus(2, name="a b")
     call = REST.route("POST", "/v1/models/a%20b:predict", {}, b"x", FakeServer(REST, model))
-    assert isinstance(call, Call)
+    assert isinstance(call, RoutedRequest)
     assert (call.model, call.version, call.label) == ("a b", None, None)
     assert (call.request.verb, call.request.body) == ("predict", b"x")
 
@@ -180,7 +180,7 @@ def test_rows_of_other_requests() -> None:
         model = FakeModel({DEFAULT: signature(inputs, outputs)}, lambda **_: {})
         server = FakeServer(REST, model)
         call = REST.route("POST", "/v1/models/half:predict", {}, body.encode(), server)
-        assert isinstance(call, Call)
+        assert isinstance(call, RoutedRequest)
         decoded = REST.decode(call.request, model)
         assert decoded.rows == rows, body
         assert all(isinstance(array, np.ndarray) for array in decoded.inputs.values())

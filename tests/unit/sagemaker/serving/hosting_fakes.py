@@ -17,7 +17,7 @@ import pytest
 from nanotf.errors import NanoError
 from nanotf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from nanotf.sagemaker.serving.invocations import Invocations
-from nanotf.serving.interface import Answer, Call, Refusal
+from nanotf.serving.interface import Refusal, Response, RoutedRequest
 
 pytest.importorskip("orjson")
 
@@ -111,7 +111,7 @@ class HostServer:
 
     def ask(
         self, method: str, path: str, body: bytes | str = b"", **headers: str | None
-    ) -> Answer | None:
+    ) -> Response | None:
         """Answers a request as a front and a worker do. Names of headers have `_` for `-`."""
         body = body.encode() if isinstance(body, str) else body
         given = {name.replace("_", "-"): value for name, value in headers.items() if value}
@@ -119,7 +119,7 @@ class HostServer:
             found = self.interface.route(method, path, given, body, self)
             if inspect.isawaitable(found):
                 return asyncio.run(_waited(found))
-            if not isinstance(found, Call):
+            if not isinstance(found, RoutedRequest):
                 return found
             return self._computed(found)
         except Refusal as refusal:
@@ -127,7 +127,7 @@ class HostServer:
         except NanoError as error:
             return self.interface.refuse(Refusal(400, str(error)))
 
-    def _computed(self, call: Call) -> Answer:
+    def _computed(self, call: RoutedRequest) -> Response:
         model = self.served[call.model or ""]
         if answer := self.interface.answer(call.request, model):
             return answer
@@ -137,7 +137,7 @@ class HostServer:
 
     def invoke(
         self, body: bytes | str, content_type: str | None = JSON, **headers: str | None
-    ) -> Answer:
+    ) -> Response:
         """Posts to /invocations."""
         answer = self.ask("POST", "/invocations", body, content_type=content_type, **headers)
         assert answer is not None
@@ -150,18 +150,18 @@ async def _waited(found: Any) -> Any:
 
 def invoke(
     model: HostedModel, body: bytes | str, kind: str | None = JSON, **headers: Any
-) -> Answer:
+) -> Response:
     """Posts to a server of one model."""
     return HostServer(model).invoke(body, kind, **headers)
 
 
-def value(answer: Answer | None) -> Any:
+def value(answer: Response | None) -> Any:
     """Returns what the JSON of a successful answer holds."""
     assert answer is not None and answer.status == 200, answer
     return json.loads(answer.body)
 
 
-def error(answer: Answer | None) -> tuple[int, str]:
+def error(answer: Response | None) -> tuple[int, str]:
     """Returns an answer's status and the text of its error."""
     assert answer is not None and answer.content_type == JSON, answer
     content = json.loads(answer.body)

@@ -11,7 +11,7 @@ import sys
 import pytest
 from hosting_fakes import JSON, HostServer, double, error, value
 
-from nanotf.serving.interface import Call
+from nanotf.serving.interface import RoutedRequest
 
 ROWS = '{"instances": [[1, 2]]}'
 DOUBLED = {"predictions": [[2.0, 4.0]]}
@@ -96,7 +96,7 @@ def test_version_and_method() -> None:
     server = HostServer(double())
     given = {"x-amzn-sagemaker-custom-attributes": "tfs-model-version=003,tfs-method=regress"}
     call = server.interface.route("POST", "/invocations", given, b"{}", server)
-    assert isinstance(call, Call)
+    assert isinstance(call, RoutedRequest)
     assert (call.model, call.version, call.request.verb) == ("half", 3, "regress")
 
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 from hosting_fakes import HostServer, double, value, with_code
+from nanotf.serving.code_folders import find_code
 
 from nanotf.sagemaker.serving.code_requirements import prepare
 from nanotf.sagemaker.serving.module_scopes import ModuleScopes
-from nanotf.serving.code_folders import find_code
 
 USES = """
     import dataclasses, json, sys

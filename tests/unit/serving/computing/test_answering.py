@@ -9,7 +9,7 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.serving.computing.answering import Answering
-from nanotf.serving.interface import Answer, Decoded, Interface, Refusal, Request
+from nanotf.serving.interface import Decoded, Interface, Refusal, Request, Response
 
 
 class Lists(Interface):
@@ -21,10 +21,10 @@ class Lists(Interface):
         raise NotImplementedError
 
     def refuse(self, refusal):
-        return Answer(refusal.status, refusal.text.encode())
+        return Response(refusal.status, refusal.text.encode())
 
     def answer(self, request, model):
-        return Answer(200, b"mine") if request.verb == "own" else None
+        return Response(200, b"mine") if request.verb == "own" else None
 
     def decode(self, request, model):
         try:
@@ -38,7 +38,7 @@ class Lists(Interface):
     def encode(self, decoded, outputs, model):
         if outputs["y"].min() < 0:
             raise Refusal(500, "negative")
-        return Answer(200, json.dumps(outputs["y"].tolist()).encode())
+        return Response(200, json.dumps(outputs["y"].tolist()).encode())
 
 
 class Fails(Exception):

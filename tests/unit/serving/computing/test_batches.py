@@ -62,9 +62,7 @@ def test_results_are_those_of_each_request_alone(sizes, most):
 
 def test_outputs_without_the_rows_are_noticed():
     with pytest.raises(batches.RowsLost):
-        batches.computed(
-            [request(1), request(2)], 8, lambda inputs, signature: {"y": np.zeros(5)}
-        )
+        batches.computed([request(1), request(2)], 8, lambda inputs, signature: {"y": np.zeros(5)})
     with pytest.raises(batches.RowsLost):
         batches.computed(
             [request(1), request(2)], 8, lambda inputs, signature: {"y": np.float32(5)}

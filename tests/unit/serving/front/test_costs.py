@@ -1,4 +1,4 @@
-"""What the front learns of the time that models take."""
+"""The time that models take, as the front learns it."""
 
 import random
 

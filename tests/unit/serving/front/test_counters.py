@@ -4,7 +4,7 @@ import re
 
 from nanotf.serving.front.counters import Counters
 
-LINE = re.compile(r'^(# TYPE \S+ (gauge|counter|histogram)|[a-zA-Z_:][\w:]*(\{.*\})? \S+)$')
+LINE = re.compile(r"^(# TYPE \S+ (gauge|counter|histogram)|[a-zA-Z_:][\w:]*(\{.*\})? \S+)$")
 
 
 def test_every_line_is_of_the_format():

@@ -10,7 +10,7 @@ pytest.importorskip("httptools")
 
 from nanotf.serving.front import http_connection
 from nanotf.serving.front.http_connection import HttpConnection
-from nanotf.serving.interface import Answer
+from nanotf.serving.interface import Response
 
 MOST = 1000
 
@@ -33,10 +33,10 @@ class Desk:
 
     def answer(self, incoming):
         said = {"method": incoming.method, "path": incoming.path, "body": len(incoming.body)}
-        incoming.reply(Answer(200, json.dumps(said).encode()))
+        incoming.reply(Response(200, json.dumps(said).encode()))
 
     def broken(self, status, text):
-        return Answer(status, json.dumps({"error": text}).encode())
+        return Response(status, json.dumps({"error": text}).encode())
 
 
 def talk(script):

@@ -47,7 +47,9 @@ def test_rows_limit_a_batch_but_not_a_single_request():
 
 
 def test_models_and_versions_are_not_mixed_and_the_oldest_is_first():
-    line = filled(pending("b", began=2.0), pending("a", began=1.0), pending("a", began=3.0, version=7))
+    line = filled(
+        pending("b", began=2.0), pending("a", began=1.0), pending("a", began=3.0, version=7)
+    )
     assert line.by_age() == [("a", None), ("b", None), ("a", 7)]
     assert [each.key for each in line.take(("a", None), 32, 32)] == [("a", None)]
 
