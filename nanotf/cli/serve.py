@@ -153,8 +153,15 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="after SIGTERM, go on taking requests for this time, while /ping says that the server "
+        help="after SIGTERM, still take requests for this time, while /ping says that the server "
         "ends; default %(default)g",
+    )
+    serve.add_argument(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="end if no version can be served by then; default %(default)g",
     )
     serve.add_argument("--access-log", action="store_true", help="write a line for each request")
     serve.add_argument(
@@ -198,6 +205,7 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
         host=parsed.host,
         port=parsed.port,
         poll=parsed.poll,
+        start_timeout=parsed.start_timeout,
         drain_delay=parsed.drain_delay,
         ready_file=None if parsed.ready_file is None else pathlib.Path(parsed.ready_file),
         access_log=parsed.log_format if parsed.access_log else None,
@@ -267,6 +275,11 @@ def _check(parsed: argparse.Namespace) -> None:
     for option, (value, least) in at_least.items():
         if not value >= least:
             raise InvalidArgumentError(f"{option} must be at least {least}. Received: {value}.")
-    for option, value in (("--timeout", parsed.timeout), ("--max-latency", parsed.max_latency)):
+    above_zero = {
+        "--timeout": parsed.timeout,
+        "--max-latency": parsed.max_latency,
+        "--start-timeout": parsed.start_timeout,
+    }
+    for option, value in above_zero.items():
         if value is not None and not value > 0:
             raise InvalidArgumentError(f"{option} must be above 0. Received: {value:g}.")

@@ -296,8 +296,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path):
     assert "Received" in (tmp_path / "one" / "log").read_text()
     save_version(small_cnn(), tmp_path / "digits", 1)
     (tmp_path / "digits" / "1" / "saved_model.pb").write_bytes(b"nonsense")
-    process = served.start(tmp_path / "two", str(tmp_path / "digits"))
+    words = [str(tmp_path / "digits"), "--start-timeout", "5"]
+    process = served.start(tmp_path / "two", *words)
     assert process.wait(served.SECONDS) == 2
+    assert "cannot serve digits" in (tmp_path / "two" / "log").read_text()
 
 
 def test_a_port_in_use_is_said(server, tmp_path):

@@ -1,6 +1,7 @@
 """A worker of a server: it loads the models, and answers requests for them.
 
-- `worker_entry.py`: its beginning, which the front names. `serving_loop.py`: what it then runs, from its first message to the front to its last.
+- `worker_entry.py`: its beginning, which the front names. `serving_loop.py`: what it then runs,
+  from its first message to the front to its last.
 - `loaded_model.py`: a version of a model, and how to compute rows with it.
 - `answering.py`: requests become answers. `batches.py`: rows of several are computed at once.
 """

@@ -1,4 +1,4 @@
-"""What a server's worker runs: it loads the models, then answers what the front sends.
+"""A server's worker: it loads the models, then answers what the front sends.
 
 See `exchange` for what it says to the front.
 """
@@ -19,7 +19,7 @@ from nanotf.serving.exchange import Loaded, WorkerOptions, answer_with, next_que
 from nanotf.serving.interface import Interface
 from nanotf.serving.link import Link, LinkClosed
 
-# As `http_server.cc` of tensorflow/serving maps them.
+# As tensorflow/serving's http_server.cc maps them.
 _STATUS = {
     tf.errors.InvalidArgumentError: 400,
     tf.errors.FailedPreconditionError: 400,

@@ -22,6 +22,7 @@ from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
 _BUSY = (429, 503)
+LOAD_SECONDS = 300.0  # for a model that a client adds
 LOOK_SECONDS = 0.2  # between two looks that tell whole files from those that are being written
 
 # Called with a request, the model's name or "", and the answer.
@@ -197,10 +198,15 @@ class Desk:
         await self.look()
         await asyncio.sleep(LOOK_SECONDS)
         await self.look()
-        if why := await self._fleet.outcome(model):
+        status, why = 500, ""
+        try:
+            why = await asyncio.wait_for(self._fleet.outcome(model), LOAD_SECONDS)
+        except asyncio.TimeoutError:
+            status, why = 408, f"it is not served after {LOAD_SECONDS:g} s"
+        if why:
             self.added.remove(model)
             await self.look()
-            raise Refusal(500, f"Model {model} cannot be loaded: {why}")
+            raise Refusal(status, f"Model {model} cannot be loaded: {why}")
 
     async def unload(self, model: str) -> None:
         """Removes a model; see `ServerState.unload`."""

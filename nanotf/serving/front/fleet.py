@@ -207,27 +207,16 @@ class Fleet:
         """Returns True if each model that is wanted has a version that a worker serves."""
         return bool(self._wanted) and all(self.served(each.model) for each in self._wanted)
 
-    async def settled(self) -> str:
-        """Waits until the server can answer for all models, or never will.
-
-        Returns:
-            Why it cannot; empty if it can.
-        """
-        for model in self.models():
-            if why := await self.outcome(model):
-                return f"{model}: {why}"
-        return ""
-
     async def outcome(self, model: str) -> str:
-        """Waits until a version of a model is served, or none can be.
+        """Waits until a version of a model is served, or those that are wanted cannot be.
 
         Returns:
-            Why none can be; empty if one is.
+            Why they cannot; empty if one is served.
         """
         while not self.served(model):
             wanted = [version for version in self._wanted if version.model == model]
-            if all(version in self.failed for version in wanted):
-                return self.failed[wanted[0]] if wanted else "it is no longer wanted"
+            if wanted and all(version in self.failed for version in wanted):
+                return self.failed[wanted[0]]
             self._news.clear()
             await self._news.wait()
         return ""

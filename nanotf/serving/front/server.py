@@ -54,6 +54,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080  # 0 for any that is free
     poll: float = 1.0  # seconds between looks for new versions; 0 for none
+    start_timeout: float = 300.0  # seconds until each model has a version that is served
     drain_delay: float = 0.0  # seconds between SIGTERM and the end of new connections
     ready_file: pathlib.Path | None = None  # gets the port and the process id
     access_log: str | None = None  # "text", "json" or None
@@ -155,8 +156,14 @@ class Server:
     async def _started(self, listener: asyncio.Server) -> None:
         begin = time.monotonic()
         port = listener.sockets[0].getsockname()[1]
-        if why := await self._fleet.settled():
-            raise ServerFailed(f"The server cannot serve {why}")
+        for model in self._options.repository.models:
+            left = begin + self._options.start_timeout - time.monotonic()
+            try:
+                why = await asyncio.wait_for(self._fleet.outcome(model), left)
+            except asyncio.TimeoutError:
+                why = f"no version was whole and loaded within {self._options.start_timeout:g} s"
+            if why:
+                raise ServerFailed(f"The server cannot serve {model}: {why}")
         if self._options.ready_file is not None:
             files.write_json(self._options.ready_file, {"port": port, "pid": os.getpid()})
         names = ", ".join(

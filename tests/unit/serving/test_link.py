@@ -1,6 +1,7 @@
 """The connection between the front and a worker."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -36,24 +37,24 @@ def test_a_long_header_is_no_limit(ends):
 
 def test_shared_memory_is_used_again(ends):
     one, other = ends
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(pathlib.Path("/proc/self/fd").iterdir()))
     for number in range(50):
         one.send(number, [b"%d" % number * INLINE])
         header, (content,) = other.receive()
         assert (header, bytes(content)) == (number, b"%d" % number * INLINE)
     assert (
-        len(os.listdir("/proc/self/fd")) <= before + 3
+        len(list(pathlib.Path("/proc/self/fd").iterdir())) <= before + 3
     )  # the memory's own, and one for each mapping
 
 
 def test_memory_of_a_long_message_is_given_back(ends):
     one, other = ends
     one.send(0, [bytes(KEPT + 1)])
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(pathlib.Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         one.send(0, [bytes(KEPT + 1)])
         other.receive()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(pathlib.Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_closed_end_is_told(ends):
