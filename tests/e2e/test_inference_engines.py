@@ -18,8 +18,8 @@ from inference_models import (
 )
 
 from nanotf import errors, inference
+from nanotf.errors import ConversionError
 from nanotf.inference.engines import engine_table
-from nanotf.inference.engines.inference_engine import ConversionError
 from nanotf.inference.signature import DEFAULT
 
 L = tf.keras.layers

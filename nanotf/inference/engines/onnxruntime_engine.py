@@ -74,7 +74,7 @@ class OnnxSession:
     """A loaded model.
 
     Args:
-        session: `onnxruntime.InferenceSession`.
+        session: ONNX Runtime's, with the model.
     """
 
     def __init__(self, session: Any) -> None:

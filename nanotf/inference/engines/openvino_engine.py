@@ -82,7 +82,7 @@ class OpenVINORequest:
     """A compiled model.
 
     Args:
-        request: `openvino.InferRequest`.
+        request: OpenVINO's, of a compiled model.
         signatures: of the program; it has one.
     """
 
