@@ -7,6 +7,10 @@
 - `program_folder.py`: a program on the disk.
 - `program.py`: `make`, `load`, `Program`; `row_ranges.py` divides the rows of `predict` between
   worker processes.
+- `optimizing.py`: `optimize` tries the engines; `optimize_arguments.py` checks what it gets,
+  `candidate_runs.py` is what their processes run, `optimize_result.py` the table and the best.
+- `nano_names.py`: the same by the names of BigDL-Nano.
+- `row_proof.py`: proves that requests may share a batch.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from __future__ import annotations
 from nanotf import lazy_names
 
 _HOMES = {
+    "InferenceOptimizer": ".nano_names",
+    "OptimizeResult": ".optimize_result",
     "Program": ".program",
     "load": ".program",
     "make": ".program",
+    "optimize": ".optimizing",
 }
 
 __all__ = sorted(_HOMES)

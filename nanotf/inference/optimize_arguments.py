@@ -1,0 +1,93 @@
+"""Checks of the arguments of `optimize`, before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    check_choice,
+    check_integer,
+)
+from nanotf.inference.engines import engine_table
+from nanotf.inference.engines.inference_engine import BF16, F32, INT8
+
+AUTO = "auto"
+PRECISIONS = (F32, BF16, INT8)
+
+
+def candidates(engines: Any, precisions: Any) -> list[tuple[str, str]]:
+    """Returns pairs of engine and precision, simple ones first."""
+    known = tuple(engine_table.ENGINES)
+    chosen = known if isinstance(engines, str) and engines == AUTO else _names("engines", engines)
+    for name in chosen:
+        check_choice("engines", name, known)
+    for name in _names("precisions", precisions):
+        check_choice("precisions", name, PRECISIONS)
+    found = [
+        (name, precision)
+        for precision in PRECISIONS
+        if precision in precisions
+        for name in known
+        if name in chosen and precision in engine_table.ENGINES[name].precisions
+    ]
+    if not found:
+        raise InvalidArgumentError(
+            "At least one of the engines must have one of the precisions. Received: "
+            f"engines={engines!r}, precisions={precisions!r}. Add an engine, or 'f32'."
+        )
+    return found
+
+
+def _names(argument: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidArgumentTypeError(
+            f"`{argument}` must be a sequence of names. Received: {argument}={value!r}. Pass a "
+            f"tuple, such as ({value!r},)."
+        )
+    return tuple(value)
+
+
+def check_sizes(batch_sizes: Any) -> tuple[int, ...]:
+    if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
+        raise InvalidArgumentTypeError(
+            "`batch_sizes` must be a sequence of numbers of rows. Received: "
+            f"batch_sizes={batch_sizes!r}. Pass a tuple, such as (1, 32)."
+        )
+    found = [check_integer("batch_sizes", each, "Pass numbers of rows") for each in batch_sizes]
+    if not found:
+        raise InvalidArgumentError(
+            "`batch_sizes` must have an element. Received: none. Pass the numbers of rows that the "
+            "model will get at once."
+        )
+    return tuple(sorted(set(found)))
+
+
+def check_numbers(**values: Any) -> None:
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf or (name == "seconds" and value == 0):
+            raise InvalidArgumentError(
+                f"`{name}` must be a number above 0. Received: {name}={value!r}."
+            )
+
+
+def check_metric(metric: Any, y: Any, precisions: Sequence[str]) -> None:
+    if metric is not None and not callable(metric):
+        raise InvalidArgumentTypeError(
+            "`metric` must be a function of the labels and the outputs. Received: "
+            f"{type(metric).__name__}. Pass a function such as sklearn.metrics.accuracy_score."
+        )
+    if (metric is None) != (y is None):
+        raise InvalidArgumentError(
+            "`metric` and `y` belong together: metric(y, outputs). Received: "
+            f"{'y' if metric is None else 'metric'} alone. Pass both, or none."
+        )
+    if INT8 in precisions and metric is None:
+        raise InvalidArgumentError(
+            "int8 changes results, often by much, so its worth is measured. Received: "
+            "precisions with 'int8', and no metric. Pass `metric` and `y`."
+        )

@@ -1,0 +1,354 @@
+"""Finds the engine that computes a model fastest on this machine, and still computes the same.
+
+optimize(model, x)                       in the user's process
+  exported.export                        model -> a SavedModel, once
+  Keras                                  the outputs that are expected
+  candidate_runs.convert                 for each engine and precision, in a process of its own
+  candidate_runs.measure                 for each that was converted, in another process
+  optimize_result.OptimizeResult         what became of each; the fastest that is right
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf import console
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import (
+    InvalidArgumentError,
+    UnsupportedVersionError,
+    WorkerDied,
+    WorkerError,
+    check_integer,
+)
+from nanotf.inference import candidate_runs, exported, optimize_arguments, structure
+from nanotf.inference.candidate_runs import Arrays, Conversion, Measured, Measurement
+from nanotf.inference.engines import engine_table
+from nanotf.inference.engines.inference_engine import F32
+from nanotf.inference.exported import Exported
+from nanotf.inference.optimize_arguments import AUTO
+from nanotf.inference.optimize_result import (
+    CRASHED,
+    DIFFERS,
+    FAILED,
+    MISSING,
+    PASSED,
+    SLOW,
+    WORSE,
+    Candidate,
+    OptimizeResult,
+    folder_of,
+    loss_of,
+)
+from nanotf.inference.signature import DEFAULT
+from nanotf.parent.map import item_arguments, mapping
+
+BATCH_SIZES = (1, 32)
+TOLERANCE = 1e-3
+SECONDS = 120.0
+METRIC_LOSS = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judge:
+    """Decides if outputs are near enough to Keras's."""
+
+    tolerance: float
+    metric: Callable[[Any, Any], Any] | None
+    y: Any
+    loss: float
+    higher_is_better: bool
+    outputs: Any  # the structure of the model's outputs, or None
+    expected: float | None = None  # Keras's own metric
+
+    def metric_of(self, outputs: Arrays | None) -> float | None:
+        if self.metric is None or outputs is None:
+            return None
+        found = outputs if self.outputs is None else structure.build(self.outputs, outputs)
+        return float(self.metric(self.y, found))
+
+    def status(self, precision: str, measured: Measured, metric: float | None) -> tuple[str, str]:
+        """Returns a candidate's status and the reason for it."""
+        if precision != F32 and metric is not None and self.expected is not None:
+            if loss_of(metric, self.expected, self.higher_is_better) > self.loss:
+                return WORSE, f"its metric is {metric:.4g}, that of Keras {self.expected:.4g}"
+            return PASSED, ""
+        if not measured.relative_difference <= self.tolerance:
+            return DIFFERS, (
+                f"by {measured.relative_difference:.1e} of the largest output; the tolerance is "
+                f"{self.tolerance:.1e}"
+            )
+        return PASSED, ""
+
+
+def optimize(
+    model: Any,
+    x: Any,
+    *,
+    engines: str | Sequence[str] = AUTO,
+    precisions: Sequence[str] = (F32,),
+    tolerance: float = TOLERANCE,
+    threads: int = 1,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    metric: Callable[[Any, Any], Any] | None = None,
+    y: Any = None,
+    metric_loss: float = METRIC_LOSS,
+    higher_is_better: bool = True,
+    seconds: float = SECONDS,
+    verbose: Any = AUTO,
+) -> OptimizeResult:
+    """Tries the engines with a model, and measures those that compute what Keras does.
+
+    Each engine converts the model, and computes, in processes of its own, which are pinned to
+    `threads` cores: one that crashes, hangs or fails does not end the search. Its outputs for `x`
+    are compared with those of Keras in this process; of a SavedModel or a `tf.Module`, with those
+    of TensorFlow. What differs is not chosen, however fast. A neighbor on the machine disturbs the
+    times: times within 5 % are a tie.
+
+    Args:
+        model: as in `make`: a Keras model that was called, a `.keras` or `.h5` file, a `tf.Module`
+            with signatures, or the path of a SavedModel's folder.
+        x: rows as the model takes them, some hundred of those that it will see. int8 is calibrated
+            with them.
+        engines: "auto", the default, for all; or names: "tensorflow", "frozen", "xla", "openvino",
+            "onnxruntime", "litert".
+        precisions: "f32", the default, and those that may be used instead: "bf16", "int8". An
+            engine without a precision is not tried with it.
+        tolerance: float, default 1e-3: the largest difference of an output, relative to the largest
+            number of that output. bf16 and int8 must keep to the metric instead, if there is one.
+        threads: int, default 1, of each process: as many as each worker of a server will have.
+        batch_sizes: sequence of int, default (1, 32): numbers of rows of the measured calls.
+        metric: `metric(y, outputs)` returns a number for the outputs that the model returns for
+            `x`. int8 needs one.
+        y: the labels of the rows, the first argument of `metric`.
+        metric_loss: float, default 0.01: how much smaller the metric may be, relative to that of
+            Keras's own outputs.
+        higher_is_better: bool, default True; False for a metric that is an error.
+        seconds: float, default 120. Limit for the conversion of each candidate, and again for its
+            measurement.
+        verbose: "auto", the default, 1 or 2 show the running step; 0 shows nothing.
+
+    Returns:
+        `OptimizeResult`: `print` shows the table, `best()` returns the fastest program.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used; the model does
+            not take `x`, or its outputs have no rows.
+        ModelError: The model was not built yet.
+        PlacementError: There are fewer cores than `threads`.
+
+    Example:
+        >>> result = nanotf.inference.optimize(model, x[:200], batch_sizes=(1, 16))
+        >>> print(result)
+        >>> result.best(batch_size=1).save("program")
+    """
+    pairs = optimize_arguments.candidates(engines, precisions)
+    sizes = optimize_arguments.check_sizes(batch_sizes)
+    count = check_integer("threads", threads, "Pass the number of cores of a process")
+    optimize_arguments.check_numbers(tolerance=tolerance, metric_loss=metric_loss, seconds=seconds)
+    optimize_arguments.check_metric(metric, y, precisions)
+    item_arguments.check_verbose(verbose)
+    folder = tempfile.TemporaryDirectory(prefix="nanotf-optimize-")
+    with console.silent(verbose == 0):
+        with console.status("exporting the model"):
+            model = _loaded(model)
+            found = exported.export(model, pathlib.Path(folder.name) / "exported", x)
+            rows = _rows(found, x)
+            expected = _expected(model, found, rows, max(sizes))
+        judge = _Judge(tolerance, metric, y, metric_loss, higher_is_better, found.outputs)
+        judge = dataclasses.replace(judge, expected=judge.metric_of(expected))
+        search = _Search(
+            found, pathlib.Path(folder.name), rows, expected, judge, sizes, count, seconds
+        )
+        candidates = search.run(pairs)
+    return OptimizeResult(
+        candidates, folder, sizes, count, judge.expected, higher_is_better
+    )
+
+
+# ------------------------------------------------------------------------------- expected outputs
+def _loaded(model: Any) -> Any:
+    """Returns the Keras model of a file, anything else as it is."""
+    if isinstance(model, (str, pathlib.Path)) and pathlib.Path(model).is_file():
+        return require_tensorflow().keras.models.load_model(model, compile=False)
+    return model
+
+
+def _rows(found: Exported, x: Any) -> dict[str, np.ndarray[Any, Any]]:
+    if DEFAULT not in found.signatures:
+        raise InvalidArgumentError(
+            f"`optimize` measures the signature {DEFAULT}. Received: a model with "
+            f"{', '.join(found.signatures) or 'none'}."
+        )
+    signature = found.signatures[DEFAULT]
+    shape = found.inputs
+    if shape is None:
+        shape = {structure.DICT: {name: name for name in signature.input_names}}
+    rows = signature.checked(structure.flatten(shape, x))
+    counts = {name: len(array) if array.ndim else 0 for name, array in rows.items()}
+    if not signature.has_rows or len(set(counts.values())) != 1 or 0 in counts.values():
+        raise InvalidArgumentError(
+            "`optimize` measures batches: the inputs and outputs of the model must have any number "
+            f"of rows, and `x` the same number for each input, at least 1. Received: {counts}, for "
+            f"{signature}."
+        )
+    return rows
+
+
+def _expected(model: Any, found: Exported, rows: Arrays, size: int) -> Arrays:
+    """Returns the outputs of Keras, or of TensorFlow if there is no Keras model, by name."""
+    tf = require_tensorflow()
+    if isinstance(model, tf.keras.Model):
+        function = _by_keras(model, found)
+    else:
+        loaded = tf.saved_model.load(str(found.folder))
+        signature = loaded.signatures[DEFAULT]
+        function = lambda batch: signature(**batch)  # noqa: E731
+    count = candidate_runs.number_of_rows(rows)
+    outputs = []
+    for begin in range(0, count, size):
+        places = range(begin, min(begin + size, count))
+        batch = candidate_runs.some_rows(rows, places)
+        found_here = function({name: tf.constant(array) for name, array in batch.items()})
+        outputs.append({name: np.asarray(tensor) for name, tensor in found_here.items()})
+    return {name: np.concatenate([each[name] for each in outputs]) for name in outputs[0]}
+
+
+def _by_keras(model: Any, found: Exported) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def call(batch: dict[str, Any]) -> dict[str, Any]:
+        result = model(structure.build(found.inputs, batch), training=False)
+        return structure.flatten(found.outputs, result)
+
+    return call
+
+
+# ------------------------------------------------------------------------------------- the search
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """A search, in two rounds."""
+
+    model: Exported
+    folder: pathlib.Path
+    rows: Arrays
+    expected: Arrays
+    judge: _Judge
+    batch_sizes: tuple[int, ...]
+    threads: int
+    seconds: float
+
+    def run(self, pairs: Sequence[tuple[str, str]]) -> list[Candidate]:
+        """Returns the candidates, in the order of the pairs."""
+        found = {pair: self._missing(*pair) for pair in pairs}
+        self._convert(found)
+        self._measure(found)
+        return [each for each in found.values() if each is not None]
+
+    def _missing(self, engine: str, precision: str) -> Candidate | None:
+        try:
+            engine_table.check_engine(engine, precision)
+        except UnsupportedVersionError as error:
+            said = str(error).partition("Install it: ")[2] or str(error)
+            return Candidate(engine, precision, MISSING, said.rstrip("."), error=error)
+        return None
+
+    def _convert(self, found: dict[tuple[str, str], Candidate | None]) -> None:
+        open_pairs = [pair for pair, each in found.items() if each is None]
+        items = [
+            Conversion(
+                engine_table.ENGINES[engine],
+                precision,
+                self.model,
+                folder_of(self.folder, engine, precision),
+                self.threads,
+                self.seconds,
+            )
+            for engine, precision in open_pairs
+        ]
+        results = self._each("converting to", candidate_runs.convert, items, {"rows": self.rows})
+        for pair, result in zip(open_pairs, results, strict=True):
+            if isinstance(result, BaseException):
+                found[pair] = _failed(*pair, result, self.seconds)
+            else:
+                found[pair] = Candidate(*pair, PASSED, convert_seconds=result)
+
+    def _measure(self, found: dict[tuple[str, str], Candidate | None]) -> None:
+        converted = [(p, each) for p, each in found.items() if each and each.status == PASSED]
+        items = [
+            Measurement(
+                engine_table.ENGINES[each.engine],
+                each.precision,
+                folder_of(self.folder, each.engine, each.precision),
+                self.threads,
+                self.batch_sizes,
+                self.seconds,
+                self.judge.metric is not None,
+            )
+            for _, each in converted
+        ]
+        shared = {"rows": self.rows, "expected": self.expected}
+        results = self._each("measuring", candidate_runs.measure, items, shared)
+        for (pair, each), result in zip(converted, results, strict=True):
+            if isinstance(result, BaseException):
+                found[pair] = _failed(*pair, result, self.seconds)
+            else:
+                found[pair] = self._judged(each, result)
+
+    def _each(
+        self, verb: str, function: Callable[..., Any], items: Sequence[Any], shared: dict[str, Any]
+    ) -> Iterator[Any]:
+        """Yields the result of each item, or the exception with which it ended."""
+        if not items:
+            return
+        with mapping.imap(
+            function,
+            items,
+            num_processes=1,
+            cores_per_process=self.threads,
+            shared=shared,
+            on_error="return",
+            ordered=True,
+            recycle_after=1,
+            memory_limit=None,
+            output="keep",
+        ) as results:
+            for item in items:
+                with console.status(f"{verb} {item.engine.name} {item.precision}"):
+                    yield next(results)
+
+    def _judged(self, candidate: Candidate, measured: Measured) -> Candidate:
+        metric = self.judge.metric_of(measured.outputs)
+        status, reason = self.judge.status(candidate.precision, measured, metric)
+        folder = folder_of(self.folder, candidate.engine, candidate.precision)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        return dataclasses.replace(
+            candidate,
+            status=status,
+            reason=reason,
+            milliseconds=measured.milliseconds,
+            max_difference=measured.max_difference,
+            relative_difference=measured.relative_difference,
+            load_seconds=measured.load_seconds,
+            megabytes=size / 1e6,
+            metric=metric,
+        )
+
+
+def _failed(engine: str, precision: str, error: BaseException, seconds: float) -> Candidate:
+    """Returns a candidate whose process ended with an exception, or died."""
+    if isinstance(error, WorkerDied):
+        if error.signal == candidate_runs.TIME_LIMIT:
+            reason = f"it took longer than {seconds:g} s"
+            return Candidate(engine, precision, SLOW, reason, error=error)
+        return Candidate(engine, precision, CRASHED, _line(error.message), error=error)
+    original = error.original if isinstance(error, WorkerError) else None
+    return Candidate(engine, precision, FAILED, _line(str(original or error)), error=error)
+
+
+def _line(text: str) -> str:
+    return text.strip().partition("\n")[0]
