@@ -1,4 +1,4 @@
-"""What outlives the process that started it: a folder on disk, and a supervisor that owns it.
+"""Folders on disk that outlive the process that made them, each owned by a supervisor.
 
 `jobs` and `serving` build on it: a job and an endpoint are such folders.
 

@@ -37,6 +37,7 @@ _SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end
 _MAX_ENDS = 5  # of servers that had answered, within the next time
 _WINDOW = 600.0  # seconds
 _FIRST_DELAY = 0.5  # seconds before the second restart in that time; doubled for each later one
+_LOG_BYTES = 64 << 20  # of a server's log; the part before is in another file of that size
 _TAIL = 2000  # characters of the log in the reason of a failure
 
 
@@ -50,7 +51,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
         self._is_stopping = False  # set by the signal handler, read by the main thread
         self._is_late = False  # the server has not answered in time
         self._ends: collections.deque[float] = collections.deque()  # moments of the last ends
-        self._logs = LogFiles()
+        self._logs = LogFiles(_LOG_BYTES)
 
     def _on_signal(self, *_: object) -> None:
         self._is_stopping = True
@@ -78,7 +79,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
     def _serve(self, output: processes.Output) -> str | None:
         """Runs servers until the endpoint is stopped. Returns the reason if it has failed."""
         left = list(self._request.ports)
-        port = left.pop(0)
+        port = _next_of(left)
         while not self._is_stopping:
             server = self._run_server(port, output)
             if self._is_stopping:
@@ -88,7 +89,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
                 # listens there does.
                 if not left or not port or self._is_late or ports.is_free(port):
                     return self._of_start(server)
-                port = left.pop(0)
+                port = _next_of(left)
                 continue
             port = self._state.port
             if not self._may_restart():
@@ -186,6 +187,14 @@ class EndpointSupervisor(Supervisor[EndpointState]):
     def _log_tail(self) -> str:
         said = log_files.last_lines(self._endpoint.server_log, _TAIL)
         return f"The end of its log:\n{said}" if said else "It has printed nothing."
+
+
+def _next_of(left: list[int]) -> int:
+    """Takes the first port on which a server may be able to listen."""
+    port = left.pop(0)
+    while left and port and not ports.is_free(port):
+        port = left.pop(0)
+    return port
 
 
 def main(arguments: Sequence[str]) -> int:
