@@ -1,6 +1,6 @@
 """Owns an endpoint: `python -m nanotf.sagemaker.serving.endpoint_supervisor FOLDER`.
 
-Detached (see `detached.supervision`), so an endpoint outlives the terminal.
+Detached (see `detached.detached_supervisor`), so an endpoint outlives the terminal.
 
     Creating     the server starts; it writes the ready file once it answers
     InService    it answers. One that ends is started again, on the same port
@@ -23,10 +23,10 @@ from dataclasses import replace
 
 from nanotf.errors import describe_exit
 from nanotf.sagemaker.detached import log_files, processes
+from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
-from nanotf.sagemaker.detached.supervision import Supervisor, detach
 from nanotf.sagemaker.serving import endpoint_record as record
 from nanotf.sagemaker.serving.endpoint_command import listening
 from nanotf.sagemaker.serving.endpoint_record import EndpointFolder, EndpointState
@@ -41,7 +41,7 @@ _LOG_BYTES = 64 << 20  # of a server's log; the part before is in another file o
 _TAIL = 2000  # characters of the log in the reason of a failure
 
 
-class EndpointSupervisor(Supervisor[EndpointState]):
+class EndpointSupervisor(DetachedSupervisor[EndpointState]):
     """The owner of an endpoint."""
 
     def __init__(self, endpoint: EndpointFolder) -> None:
@@ -198,7 +198,7 @@ def _next_of(left: list[int]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Detaches a supervisor, see `supervision.detach`."""
+    """Detaches a supervisor, see `detached_supervisor.detach`."""
     return detach(arguments, lambda folder: EndpointSupervisor(EndpointFolder(folder)))
 
 
