@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
 @dataclass(frozen=True)
 class Kind:
-    """What all folders of a class have in common: their words, and where they are."""
+    """The words for all folders of a class, and where they are."""
 
     noun: str  # "job"
     a_noun: str  # "a job"
@@ -92,7 +92,7 @@ AnyFolder = TypeVar("AnyFolder", bound="DetachedFolder[Any, Any]")
 
 @dataclass(frozen=True)
 class DetachedFolder(abc.ABC, Generic[AnyRequest, AnyState]):
-    """What a supervisor owns, on disk. A subclass says what its request and its state are."""
+    """The folder of a supervisor. A subclass says what its request and its state are."""
 
     path: pathlib.Path  # the folder, whose name is the name
 

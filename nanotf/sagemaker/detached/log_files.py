@@ -10,11 +10,16 @@ from nanotf.console import say
 
 
 class LogFiles:
-    """The logs that a supervisor writes. On a full disk they lack lines; one message says so."""
+    """The logs that a supervisor writes. On a full disk they lack lines; one message says so.
 
-    def __init__(self) -> None:
+    Args:
+        limit: bytes of a log. A longer one gets the name `<name>.1`, instead of what had it, and
+            begins anew. None for no limit.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
         self._open: dict[pathlib.Path, int] = {}
-        self._is_full = False
+        self._limit, self._is_full = limit, False
 
     def write(self, path: pathlib.Path, line: bytes) -> None:
         """Appends a line to a log."""
@@ -23,6 +28,9 @@ class LogFiles:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
                 self._open[path] = os.open(path, flags, 0o644)
             os.write(self._open[path], line)
+            if self._limit is not None and os.fstat(self._open[path]).st_size > self._limit:
+                os.close(self._open.pop(path))
+                path.replace(_before(path))
         except OSError as error:
             self.note_full(error)
 
@@ -39,6 +47,11 @@ class LogFiles:
         self._open.clear()
 
 
+def _before(path: pathlib.Path) -> pathlib.Path:
+    """Returns the name of the part of a log before the present one."""
+    return path.with_name(f"{path.name}.1")
+
+
 class LogTail:
     """Reads a log from where it has stopped.
 
@@ -50,21 +63,44 @@ class LogTail:
     def __init__(self, path: pathlib.Path, prefix: str = "") -> None:
         self._path, self._prefix = path, prefix
         self._position = 0
+        self._inode: int | None = None  # of the file that was read last
 
     def read(self) -> str:
         """Returns the whole lines that were written since the last call."""
-        if not self._path.exists():
-            return ""
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        # The supervisor may be in the middle of a line; the rest of it comes with the next call.
-        data = data[: data.rfind(b"\n") + 1]
-        self._position += len(data)
+        data = self._read_rest() + self._read(self._path)
         text = data.decode(errors="replace")
         if not self._prefix:
             return text
         return "".join(f"{self._prefix}{line}" for line in text.splitlines(keepends=True))
+
+    def _read_rest(self) -> bytes:
+        """Returns the rest of a log that got another name since the last call."""
+        if self._inode in (None, _inode(self._path)):
+            return b""
+        before = _before(self._path)
+        rest = self._read(before) if _inode(before) == self._inode else b""
+        self._position, self._inode = 0, None
+        return rest
+
+    def _read(self, path: pathlib.Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                self._inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._position)
+                data = file.read()
+        except FileNotFoundError:
+            return b""
+        # The supervisor may be in the middle of a line; the rest of it comes with the next call.
+        data = data[: data.rfind(b"\n") + 1]
+        self._position += len(data)
+        return data
+
+
+def _inode(path: pathlib.Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def last_lines(path: pathlib.Path, characters: int) -> str:

@@ -57,7 +57,7 @@ def start_supervisor(folder: DetachedFolder[Any, AnyState], module: str) -> None
     """Starts the supervisor, and waits until it owns the folder.
 
     Args:
-        module: its module, whose `main` is `supervision.detach`.
+        module: its module, whose `main` is `detached_supervisor.detach`.
 
     Raises:
         NanoError: It does not start. The error is of the kind's class.

@@ -1,6 +1,6 @@
 """Owns a job until it has ended: `python -m nanotf.sagemaker.jobs.supervisor FOLDER`.
 
-Detached (see `detached.supervision`), so a job outlives the terminal.
+Detached (see `detached.detached_supervisor`), so a job outlives the terminal.
 
     Starting      it takes the job over from the launching process, which waits for that
     Downloading   remote data, checkpoints and packages
@@ -26,10 +26,10 @@ from dataclasses import replace
 
 from nanotf.errors import NanoError
 from nanotf.sagemaker.detached import processes
+from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
-from nanotf.sagemaker.detached.supervision import Supervisor, detach
 from nanotf.sagemaker.jobs import (
     addresses,
     archives,
@@ -52,7 +52,7 @@ class _Stop(Exception):
     """The job is asked to stop before its script has begun."""
 
 
-class JobSupervisor(Supervisor[JobState]):
+class JobSupervisor(DetachedSupervisor[JobState]):
     """The owner of a job."""
 
     def __init__(self, job: JobFolder) -> None:
@@ -260,7 +260,7 @@ class JobSupervisor(Supervisor[JobState]):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Detaches a supervisor, see `supervision.detach`."""
+    """Detaches a supervisor, see `detached_supervisor.detach`."""
     return detach(arguments, lambda folder: JobSupervisor(JobFolder(folder)))
 
 

@@ -40,7 +40,7 @@ class SimpleBaseDeserializer(BaseDeserializer):
     """A deserializer whose MIME types are an argument.
 
     Args:
-        accept: str or tuple of str.
+        accept: str or tuple of str, default "*/*", which asks for no type.
     """
 
     def __init__(self, accept: str | tuple[str, ...] = "*/*") -> None:

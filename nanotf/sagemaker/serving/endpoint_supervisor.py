@@ -1,6 +1,6 @@
 """Owns an endpoint: `python -m nanotf.sagemaker.serving.endpoint_supervisor FOLDER`.
 
-Detached (see `detached.supervision`), so an endpoint outlives the terminal.
+Detached (see `detached.detached_supervisor`), so an endpoint outlives the terminal.
 
     Creating     the server starts; it writes the ready file once it answers
     InService    it answers. One that ends is started again, on the same port
@@ -23,10 +23,10 @@ from dataclasses import replace
 
 from nanotf.errors import describe_exit
 from nanotf.sagemaker.detached import log_files, processes
+from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
-from nanotf.sagemaker.detached.supervision import Supervisor, detach
 from nanotf.sagemaker.serving import endpoint_record as record
 from nanotf.sagemaker.serving.endpoint_command import listening
 from nanotf.sagemaker.serving.endpoint_record import EndpointFolder, EndpointState
@@ -37,10 +37,11 @@ _SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end
 _MAX_ENDS = 5  # of servers that had answered, within the next time
 _WINDOW = 600.0  # seconds
 _FIRST_DELAY = 0.5  # seconds before the second restart in that time; doubled for each later one
+_LOG_BYTES = 64 << 20  # of a server's log; the part before is in another file of that size
 _TAIL = 2000  # characters of the log in the reason of a failure
 
 
-class EndpointSupervisor(Supervisor[EndpointState]):
+class EndpointSupervisor(DetachedSupervisor[EndpointState]):
     """The owner of an endpoint."""
 
     def __init__(self, endpoint: EndpointFolder) -> None:
@@ -50,7 +51,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
         self._is_stopping = False  # set by the signal handler, read by the main thread
         self._is_late = False  # the server has not answered in time
         self._ends: collections.deque[float] = collections.deque()  # moments of the last ends
-        self._logs = LogFiles()
+        self._logs = LogFiles(_LOG_BYTES)
 
     def _on_signal(self, *_: object) -> None:
         self._is_stopping = True
@@ -78,7 +79,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
     def _serve(self, output: processes.Output) -> str | None:
         """Runs servers until the endpoint is stopped. Returns the reason if it has failed."""
         left = list(self._request.ports)
-        port = left.pop(0)
+        port = _next_of(left)
         while not self._is_stopping:
             server = self._run_server(port, output)
             if self._is_stopping:
@@ -88,7 +89,7 @@ class EndpointSupervisor(Supervisor[EndpointState]):
                 # listens there does.
                 if not left or not port or self._is_late or ports.is_free(port):
                     return self._of_start(server)
-                port = left.pop(0)
+                port = _next_of(left)
                 continue
             port = self._state.port
             if not self._may_restart():
@@ -188,8 +189,16 @@ class EndpointSupervisor(Supervisor[EndpointState]):
         return f"The end of its log:\n{said}" if said else "It has printed nothing."
 
 
+def _next_of(left: list[int]) -> int:
+    """Takes the first port on which a server may be able to listen."""
+    port = left.pop(0)
+    while left and port and not ports.is_free(port):
+        port = left.pop(0)
+    return port
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Detaches a supervisor, see `supervision.detach`."""
+    """Detaches a supervisor, see `detached_supervisor.detach`."""
     return detach(arguments, lambda folder: EndpointSupervisor(EndpointFolder(folder)))
 
 

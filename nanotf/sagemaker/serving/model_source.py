@@ -7,8 +7,8 @@ entry point it gets `model.tar.gz`, in SageMaker's layout:
     code/inference.py, code/...                                   the entry point, `source_dir`
     code/lib/                                                     the dependencies
 
-Source: "Deploying to TensorFlow Serving Endpoints" of the SDK's documentation, and its function
-`repack_model`.
+Source: "Deploying to TensorFlow Serving Endpoints" of the SDK's documentation, and
+sagemaker.utils.repack_model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDINGS = (".tar.gz", ".tgz")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What an endpoint is to serve."""
+    """The model that an endpoint is to serve."""
 
     model_data: str  # a path or an address: an archive, a folder, or a `.keras` file
     code: SourceCode | None = None  # the entry point with its folder and dependencies

@@ -28,7 +28,7 @@ from nanotf.sagemaker.serving.serializers import IdentitySerializer, JSONSeriali
 _PATH = "/invocations"
 _PAUSE = 0.1  # seconds between two looks at an endpoint whose server is started again
 _RESTART_SECONDS = 60.0  # for which a request waits for that
-# Arguments of `invoke_endpoint`, and the header of each; None for those without effect here.
+# Arguments of the API call InvokeEndpoint, and the header of each; None for no effect here.
 _HEADERS = {
     "ContentType": "Content-Type",
     "Accept": "Accept",
@@ -117,7 +117,7 @@ class Predictor:
 
         Args:
             data: what the serializer takes.
-            initial_args: mapping or None, arguments of `invoke_endpoint`, such as
+            initial_args: mapping or None, arguments of the API call InvokeEndpoint, such as
                 {"ContentType": "text/csv"}.
             target_model: str or None, one of several models of a server.
             target_variant, inference_id: str or None, passed on as headers.

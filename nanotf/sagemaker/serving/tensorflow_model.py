@@ -35,9 +35,9 @@ class TensorFlowModel:
         model_data: path or address of a `model.tar.gz`, a SavedModel's folder, a folder of
             versions, or a `.keras` file.
         role: without effect here.
-        entry_point: path or None, a script with `handler`, `input_handler` and `output_handler`, or
-            `model_fn`, `input_fn`, `predict_fn`, `output_fn`, `transform_fn`. With `source_dir`,
-            relative to it. Default: the model's own `code/inference.py`, if it has one.
+        entry_point: path or None, a script with the functions handler, input_handler and
+            output_handler, or model_fn, input_fn, predict_fn, output_fn, transform_fn. With
+            `source_dir`, relative to it. Default: `code/inference.py` of the model, if any.
         source_dir: path or None, a folder or `.tar.gz` that replaces the model's `code/`.
         dependencies: sequence of paths, copied to the model's `code/lib/`; default none.
         env: mapping of variables of the server; default none.

@@ -97,7 +97,7 @@ class Transformer:
             data: path or address of a file, or of a folder, whose files are taken at any depth.
             data_type: "S3Prefix"; manifests are not supported.
             content_type: str or None, the MIME type of the files; None sends none.
-            compression_type: None.
+            compression_type: None; compressed files are not supported.
             split_type: None or "None" (default) sends a file as one record; "Line" makes each line
                 a record.
             **arguments: others of SageMaker's.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanotf.errors import JobError
-from nanotf.sagemaker.detached import following, log_files, starting, supervision
+from nanotf.sagemaker.detached import detached_supervisor, following, log_files, starting
 from nanotf.sagemaker.jobs import failure, follow, launch, record
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -68,7 +68,7 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
             _full()
         write(self, state)
 
-    monkeypatch.setattr(supervision, "_PAUSE", 0.0)
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
     monkeypatch.setattr(JobFolder, "write_state", full_at_first)
     owner._end_as(record.COMPLETED, record.COMPLETED, None)
     assert len(tries) == 3

@@ -22,7 +22,7 @@ from nanotf.errors import (
     UnavailableError,
 )
 from nanotf.estimator import Predictor, TensorFlow, TensorFlowModel, TensorFlowPredictor
-from nanotf.sagemaker.detached import starting, supervision
+from nanotf.sagemaker.detached import detached_supervisor, starting
 from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.serving import (
@@ -209,7 +209,7 @@ def test_the_final_state_waits_for_room(
         write(self, state)
 
     owner._on_signal()  # it is stopped before its server begins
-    monkeypatch.setattr(supervision, "_PAUSE", 0.0)
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
     monkeypatch.setattr(EndpointFolder, "write_state", full_at_first)
     owner.run()
     assert len(tries) == 3

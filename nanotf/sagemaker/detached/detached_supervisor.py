@@ -26,7 +26,7 @@ from nanotf.worker.process import write_log
 _PAUSE = 1.0  # seconds between two tries to write the final state
 
 
-class Supervisor(abc.ABC, Generic[AnyState]):
+class DetachedSupervisor(abc.ABC, Generic[AnyState]):
     """The owner of a folder, once it has taken over.
 
     Args:
@@ -102,7 +102,9 @@ class Supervisor(abc.ABC, Generic[AnyState]):
         say(f"the {what} of the {noun} cannot be written now: {error}", sys.stderr)
 
 
-def detach(arguments: Sequence[str], make: Callable[[pathlib.Path], Supervisor[Any]]) -> int:
+def detach(
+    arguments: Sequence[str], make: Callable[[pathlib.Path], DetachedSupervisor[Any]]
+) -> int:
     """Detaches a supervisor. Returns 0 once it owns the folder.
 
     Args:
