@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import tempfile
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.machine import neighbours, topology
+from nanotf.sagemaker.serving import code_requirements, container_settings
+from nanotf.sagemaker.serving.container_settings import ContainerSettings
 
 _EXTRA = ("httptools", "orjson", "uvloop")
 _MIB = 1 << 20
+# Of options that a container's variables may set.
+_DEFAULTS = {"num_processes": topology.AUTO, "max_batch": 32, "queue": 1000}
 
 
 def add_command(commands: Any) -> None:
@@ -66,9 +71,7 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on; default %(default)s"
     )
-    serve.add_argument(
-        "--port", type=int, default=8080, help="0 for any that is free; default %(default)s"
-    )
+    serve.add_argument("--port", type=int, help="0 for any that is free; default 8080")
     serve.add_argument(
         "--ready-file", metavar="FILE", help="write the port and the process id here once it serves"
     )
@@ -78,31 +81,28 @@ def _add_workers(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "-n",
         "--num-processes",
-        default=topology.AUTO,
         metavar="N",
         help='the number of workers; "auto", the default, is one for each core, or for each '
         "--cores-per-process",
     )
     serve.add_argument(
-        "--cores-per-process",
-        type=int,
-        metavar="N",
-        help="of each worker; default equal shares",
+        "--cores-per-process", type=int, metavar="N", help="of each worker; default equal shares"
     )
     serve.add_argument(
         "--engine",
         help="compute with this engine, such as openvino; default that of the program, or "
         "tensorflow. `nanotf optimize` compares them",
     )
+    serve.add_argument(
+        "--install-requirements",
+        action="store_true",
+        help="install the packages of the model's code/requirements.txt beside it",
+    )
 
 
 def _add_limits(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
-        "--max-batch",
-        type=int,
-        default=32,
-        metavar="ROWS",
-        help="rows that a worker computes at once; default %(default)s",
+        "--max-batch", type=int, metavar="ROWS", help="rows computed at once; default 32"
     )
     serve.add_argument(
         "--max-latency",
@@ -113,9 +113,8 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--queue",
         type=int,
-        default=1000,
         metavar="N",
-        help="requests that may wait; more are refused; default %(default)s",
+        help="requests that may wait; more are refused; default 1000",
     )
     serve.add_argument(
         "--queue-mb",
@@ -125,18 +124,13 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         help="memory of the requests that wait; default %(default)s",
     )
     serve.add_argument(
-        "--max-body",
-        type=int,
-        default=100,
-        metavar="MIB",
-        help="the largest body of a request; default %(default)s",
+        "--max-body", type=int, metavar="MIB", help="the largest body of a request; default 100"
     )
     serve.add_argument(
         "--timeout",
         type=float,
-        default=60.0,
         metavar="SECONDS",
-        help="give a request up after this time; default %(default)g",
+        help="give a request up after this time; default 60",
     )
     serve.add_argument(
         "--overload-status",
@@ -149,6 +143,12 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
 
 def _add_operation(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
+        "--start-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end if no version can be served by then; default 300",
+    )
+    serve.add_argument(
         "--drain-delay",
         type=float,
         default=0.0,
@@ -156,27 +156,42 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         help="after SIGTERM, still take requests for this time, while /ping says that the server "
         "ends; default %(default)g",
     )
-    serve.add_argument(
-        "--start-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="end if no version can be served by then; default %(default)g",
-    )
     serve.add_argument("--access-log", action="store_true", help="write a line for each request")
     serve.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="of the access log"
     )
 
 
+def _complete(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
+    """Gives options that are not there the values of a container's variables, or the defaults."""
+    has_models = (parsed.model, parsed.models_dir, parsed.config) != (None, None, None)
+    if not has_models and settings.folder.is_dir():
+        parsed.model, parsed.unpacked = str(settings.folder), True
+    found = {
+        "port": settings.port,
+        "num_processes": settings.workers and str(settings.workers),
+        "cores_per_process": settings.threads,
+        "max_batch": settings.max_batch,
+        "queue": settings.queue,
+        "max_body": settings.max_body // _MIB,
+        "timeout": settings.timeout,
+        "start_timeout": settings.start_timeout,
+    }
+    for name, value in {**_DEFAULTS, **{n: v for n, v in found.items() if v is not None}}.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, value)
+
+
 def _serve(parsed: argparse.Namespace) -> int:
     _check_extra()
-    _check(parsed)
+    settings = container_settings.from_environment(os.environ)
+    _complete(parsed, settings)
+    _check(parsed, settings)
     with tempfile.TemporaryDirectory(prefix="nanotf-serve-") as folder:
-        return _run(parsed, pathlib.Path(folder))
+        return _run(parsed, settings, pathlib.Path(folder))
 
 
-def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
+def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path) -> int:
     from nanotf.sagemaker.serving.invocations import Invocations
     from nanotf.serving.front import server
     from nanotf.serving.front.dispatcher import Limits
@@ -185,6 +200,8 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
     from nanotf.serving.tensorflow_rest import TensorflowRest
 
     added = AddedModels(folder)
+    most = parsed.max_body * _MIB
+    invocations = Invocations(multi_model=settings.multi_model, accept=settings.accept, most=most)
     latency = parsed.max_latency
     limits = Limits(
         most_rows=parsed.max_batch,
@@ -195,12 +212,12 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
         overload_status=parsed.overload_status,
     )
     options = server.ServerOptions(
-        repository=_repository(parsed, folder, added),
+        repository=_repository(parsed, settings, folder, added),
         added=added,
-        interfaces=(TensorflowRest(), Invocations(most=parsed.max_body * _MIB), OpenInference()),
+        interfaces=(TensorflowRest(), invocations, OpenInference()),
         plan=_plan(parsed),
         limits=limits,
-        most_bytes=parsed.max_body * _MIB,
+        most_bytes=most,
         engine=parsed.engine,
         host=parsed.host,
         port=parsed.port,
@@ -213,7 +230,9 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
     return server.serve(options)
 
 
-def _repository(parsed: argparse.Namespace, folder: pathlib.Path, added: Any) -> Any:
+def _repository(
+    parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path, added: Any
+) -> Any:
     from nanotf.serving.repository.model_layouts import ModelsFolder, sources_of
     from nanotf.serving.repository.models_config import ConfigFile
     from nanotf.serving.repository.repository import Repository
@@ -221,7 +240,7 @@ def _repository(parsed: argparse.Namespace, folder: pathlib.Path, added: Any) ->
     code = None if parsed.code is None else pathlib.Path(parsed.code)
     sources: list[Any] = []
     catalogs: list[Any] = []
-    if parsed.model is not None:
+    if parsed.model is not None and not settings.multi_model:
         sources = sources_of(
             parsed.model, parsed.name, folder=folder, code=code, unpacked=parsed.unpacked
         )
@@ -229,7 +248,9 @@ def _repository(parsed: argparse.Namespace, folder: pathlib.Path, added: Any) ->
         catalogs.append(ModelsFolder(parsed.models_dir))
     if parsed.config is not None:
         catalogs.append(ConfigFile(parsed.config))
-    return Repository(sources, [*catalogs, added])
+    for place in {source.code for source in sources if source.code is not None}:
+        code_requirements.prepare(place, allowed=parsed.install_requirements)
+    return Repository(sources, [*catalogs, added], settings.default_model)
 
 
 def _plan(parsed: argparse.Namespace) -> topology.Plan:
@@ -256,9 +277,10 @@ def _check_extra() -> None:
         )
 
 
-def _check(parsed: argparse.Namespace) -> None:
+def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
     """Rejects numbers that no server can use."""
-    if parsed.model is None and parsed.models_dir is None and parsed.config is None:
+    has_models = (parsed.model, parsed.models_dir, parsed.config) != (None, None, None)
+    if not has_models and not settings.multi_model:
         raise InvalidArgumentError(
             "A server needs models. Received: no MODEL. Name one, or use --models-dir or --config."
         )

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -266,6 +267,34 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one(tmp_path):
         found.wait_until(
             lambda: found.predict(ROWS[:2].tolist(), "digits") != before, "version 3 does not come"
         )
+
+
+def test_a_version_that_fails_in_a_worker_leaves_the_old_one_and_other_models(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        small_cnn(seed).save(tmp_path / "models" / name / "1" / "model.keras")
+    words = ["--models-dir", str(tmp_path / "models"), "-n", "1", "--poll", "0.2"]
+    with serving(tmp_path / "server", *words) as found:
+        rows = ROWS[:2].tolist()
+        before = [found.predict(rows, name) for name in "ab"]
+        (tmp_path / "part").mkdir()
+        with zipfile.ZipFile(tmp_path / "part" / "model.keras", "w") as file:
+            file.writestr("metadata.json", "{}")
+            file.writestr("config.json", json.dumps({"class_name": "Nobody", "config": {}}))
+            file.writestr("model.weights.h5", b"")
+        (tmp_path / "part").rename(tmp_path / "models" / "a" / "2")
+
+        def state_of_two():
+            states = found.ask("/v1/models/a").json["model_version_status"]
+            return {state["version"]: state["state"] for state in states}.get("2")
+
+        found.wait_until(lambda: state_of_two() == "END", "version 2 does not fail")
+        assert [found.predict(rows, name) for name in "ab"] == before
+        assert found.ask("/ping").status == 200
+        (tmp_path / "models" / "b" / "2").mkdir()
+        small_cnn(3).save(tmp_path / "models" / "b" / "2" / "model.keras")
+        found.wait_until(lambda: found.predict(rows, "b") != before[1], "b's version 2 is missing")
+        assert found.predict(rows, "a") == before[0]
 
 
 # ----------------------------------------------------------------------------------- start, end

@@ -39,6 +39,7 @@ class Desk:
 
     Attributes:
         default_model: str or None, for requests that name none.
+        expected: the models that the server was told to serve.
         labels: dict of a model and a label to the number of a version.
         added: the models that clients have told the server to load.
         look: looks at the disk for versions.
@@ -59,6 +60,7 @@ class Desk:
         self._fleet, self._dispatcher, self._counters = fleet, dispatcher, counted
         self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
         self.default_model: str | None = None
+        self.expected: Sequence[str] = ()
         self.labels: Mapping[tuple[str, str], int] = {}
         self.is_leaving = False
         self.added: AddedModels | None = None
@@ -128,7 +130,7 @@ class Desk:
         version = call.version
         if call.label is not None:
             version = self._labelled(model, call.label)
-        if not self.is_served((model, version)):
+        if model not in self.expected or not self.is_served((model, version)):
             raise Refusal(404, not_found((model, version)))
         return model, version
 
@@ -169,11 +171,11 @@ class Desk:
     # ------------------------------------------------------------------------------ ServerState
     def models(self) -> list[str]:
         """Returns the names of the models."""
-        return self._fleet.models()
+        return list(self.expected)
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
         """Returns the versions of a model; see `ServerState.states`."""
-        return self._fleet.states(model)
+        return self._fleet.states(model) if model in self.expected else []
 
     def described(
         self, interface: str, model: str, version: int | None, label: str | None
@@ -189,7 +191,7 @@ class Desk:
     async def load(self, model: str, folder: pathlib.Path) -> None:
         """Adds a model, and waits until it is served; see `ServerState.load`."""
         assert self.added is not None and self.look is not None, "the server has set them"
-        if model in self.models():
+        if model in self.expected:
             raise Refusal(409, f"Model {model} is already loaded.")
         try:
             await self._loop.run_in_executor(None, self.added.add, model, folder)
@@ -217,4 +219,4 @@ class Desk:
 
     def is_ready(self) -> bool:
         """Returns True if each model can be asked, and the server does not end."""
-        return not self.is_leaving and self._fleet.is_ready()
+        return not self.is_leaving and all(map(self._fleet.served, self.expected))

@@ -67,6 +67,7 @@ class Fleet:
         self._known: dict[ModelVersion, None] = {}  # all that were wanted, in order
         self.failed: dict[ModelVersion, str] = {}
         self._loaded: dict[ModelVersion, Loaded] = {}
+        self._last: dict[str, list[ModelVersion]] = {}  # by model, what was served last
         self._is_ending = False
         self.restarts = 0  # of workers that died
         self._news = asyncio.Event()  # set when `outcome` may have changed
@@ -84,11 +85,21 @@ class Fleet:
 
     @property
     def _target(self) -> tuple[ModelVersion, ...]:
-        return tuple(sorted(self._wanted - self.failed.keys(), key=_order))
+        """The versions for workers to serve: those that are wanted, or else the last that were."""
+        found: list[ModelVersion] = []
+        for model in {version.model for version in self._wanted}:
+            wanted = [version for version in self._wanted if version.model == model]
+            good = [version for version in wanted if version not in self.failed]
+            found += good or self._last.get(model, ())
+        return tuple(sorted(found, key=_order))
 
     def _continue(self) -> None:
         """Starts the next worker that is missing, or that must be replaced."""
-        if self._is_ending or not self._target:
+        if self._is_ending:
+            return
+        if not self._wanted:
+            self._release()
+        if not self._target:
             return
         for slot in self._slots:
             if slot.worker is None and slot.coming is None and not slot.is_pausing:
@@ -101,6 +112,14 @@ class Fleet:
                 self._start(slot)
                 return
 
+    def _release(self) -> None:
+        """Ends the workers after their requests: there is nothing to serve."""
+        for slot in self._slots:
+            for worker in (slot.worker, slot.coming):
+                if worker is not None:
+                    worker.leave()
+            slot.worker = slot.coming = None
+
     def _start(self, slot: _Slot) -> None:
         options = dataclasses.replace(self._options, versions=self._target)
         slot.coming = ServingWorker(slot.placement, options, self._has_loaded, self._has_gone)
@@ -108,20 +127,31 @@ class Fleet:
     # ----------------------------------------------------------------------------------- events
     def _has_loaded(self, worker: ServingWorker) -> None:
         slot = self._slot_of(worker)
-        if slot is None:  # the server ends
+        if slot is None:  # it is not wanted any more
             worker.kill()
             return
-        for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
-            if loaded.error:
-                self.failed.setdefault(version, loaded.error)
-            else:
-                self._loaded[version] = loaded
-        old, slot.worker, slot.coming, slot.deaths = slot.worker, worker, None, 0
+        found = dict(zip(worker.options.versions, worker.loaded, strict=True))
+        bad = {version: loaded.error for version, loaded in found.items() if loaded.error}
+        self.failed.update(bad)
+        old, slot.coming, slot.deaths = slot.worker, None, 0
+        if bad and old is not None:
+            worker.kill()  # the old one serves more
+        else:
+            self._take(slot, worker, {v: found[v] for v in found.keys() - bad.keys()})
+        self._news.set()
+        self._continue()
+
+    def _take(
+        self, slot: _Slot, worker: ServingWorker, loaded: Mapping[ModelVersion, Loaded]
+    ) -> None:
+        """Lets a worker answer in a slot."""
+        self._loaded.update(loaded)
+        for model in {version.model for version in loaded}:
+            self._last[model] = [version for version in loaded if version.model == model]
+        old, slot.worker = slot.worker, worker
         if old is not None:
             old.leave()
-        self._news.set()
         self._on_free(worker)
-        self._continue()
 
     def _has_gone(self, worker: ServingWorker, said: str) -> None:
         slot = self._slot_of(worker)
@@ -169,10 +199,6 @@ class Fleet:
         """The number of workers that there are to be."""
         return len(self._slots)
 
-    def models(self) -> list[str]:
-        """The names of the models that are wanted."""
-        return list(dict.fromkeys(v.model for v in self._known if v in self._wanted))
-
     def served(self, model: str) -> dict[int, Loaded]:
         """Returns what workers serve of a model, by the version's number."""
         found = {}
@@ -202,10 +228,6 @@ class Fleet:
         return any(
             version.model == model and number in (None, version.number) for version in self._target
         )
-
-    def is_ready(self) -> bool:
-        """Returns True if each model that is wanted has a version that a worker serves."""
-        return bool(self._wanted) and all(self.served(each.model) for each in self._wanted)
 
     async def outcome(self, model: str) -> str:
         """Waits until a version of a model is served, or those that are wanted cannot be.

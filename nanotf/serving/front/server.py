@@ -92,6 +92,7 @@ class Server:
             None if options.access_log is None else _access_log(options.access_log),
         )
         self._desk.look, self._desk.added = self._look, options.added
+        self._desk.expected = options.repository.models
         self._counters.gauges |= {
             "nanotf_queue_requests": lambda: self._dispatcher.line.count,
             "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
@@ -193,6 +194,7 @@ class Server:
         wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
         self._desk.labels = wanted.labels
         self._desk.default_model = self._options.repository.default_model
+        self._desk.expected = self._options.repository.models
         self._fleet.want(wanted.versions)
 
     async def _poll(self) -> None:
