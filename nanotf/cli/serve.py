@@ -199,7 +199,7 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
     from nanotf.serving.repository.added_models import AddedModels
     from nanotf.serving.tensorflow_rest import TensorflowRest
 
-    added = AddedModels(folder)
+    plan, added = _plan(parsed), AddedModels(folder)
     most = parsed.max_body * _MIB
     invocations = Invocations(multi_model=settings.multi_model, accept=settings.accept, most=most)
     latency = parsed.max_latency
@@ -215,9 +215,10 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
         repository=_repository(parsed, settings, folder, added),
         added=added,
         interfaces=(TensorflowRest(), invocations, OpenInference()),
-        plan=_plan(parsed),
+        plan=plan,
         limits=limits,
         most_bytes=most,
+        folder=folder,
         engine=parsed.engine,
         host=parsed.host,
         port=parsed.port,

@@ -329,9 +329,9 @@ def load(
         ConversionError: The engine cannot convert or load the model.
     """
     folder, count = pathlib.Path(path).absolute(), _check_threads(threads)
+    if not is_loaded_as_it_is(folder, engine):
+        return make(folder, engine or TENSORFLOW, threads=threads)
     if not program_folder.is_program(folder):
-        if not exported.is_saved_model(folder) or engine not in (None, TENSORFLOW):
-            return make(folder, engine or TENSORFLOW, threads=threads)
         # As it is: TensorFlow's engine has nothing to convert.
         signatures = exported.read_signatures(folder)
         return Program(folder, Description(TENSORFLOW, F32, signatures, None, None), count)
@@ -342,6 +342,13 @@ def load(
             f"engine={engine!r}. Make the program again, with that engine."
         )
     return Program(folder, description, count)
+
+
+def is_loaded_as_it_is(path: pathlib.Path, engine: str | None) -> bool:
+    """Returns True for what `load` need not convert: a program, or a SavedModel for TensorFlow."""
+    if program_folder.is_program(path):
+        return True
+    return exported.is_saved_model(path) and engine in (None, TENSORFLOW)
 
 
 def _open_same(folder: str, engine: str, state: tuple[int, ...]) -> Program:

@@ -12,6 +12,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class WorkerOptions:
     interfaces: tuple[Interface, ...]
     engine: str | None  # a name of `nanotf.inference`; None as each model's files ask
     threads: int  # for engines that have threads of their own
+    folder: pathlib.Path  # for programs that models are converted to; the server's own
     most_rows: int  # that a model computes at once
     most_bytes: int  # of a request's body, once it is inflated
 

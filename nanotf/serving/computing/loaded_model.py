@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from nanotf.inference import program
 from nanotf.inference.signature import STRING, Signature, TensorSpec
 from nanotf.serving.computing.batches import Arrays
+from nanotf.serving.exchange import WorkerOptions
 from nanotf.serving.repository.model_sources import ModelVersion
+from nanotf.wire.files import Lock
 
 _LENGTH = 1  # of axes of any length but the first, in rows that are made up
 
@@ -20,34 +23,44 @@ _LENGTH = 1  # of axes of any length but the first, in rows that are made up
 class LoadedModel:
     """A version of a model.
 
-    Args:
-        engine: a name of `nanotf.inference`; None for the one that the files ask for.
-        threads: for engines that have threads of their own.
-
     Attributes:
         name: str.
         version: int, its number.
         folder, code: as in `ModelVersion`.
     """
 
-    def __init__(self, version: ModelVersion, engine: str | None, threads: int) -> None:
+    def __init__(self, version: ModelVersion, options: WorkerOptions) -> None:
         self.name, self.version = version.model, version.number
         self.folder: pathlib.Path = version.path
         self.code: pathlib.Path | None = version.code
-        self._engine, self._threads = engine, threads
+        self._stamp, self._options = version.stamp, options
         self._program: program.Program | None = None
         self._together: dict[str, str] = {}  # by signature: why its rows must stay together
 
     def load(self) -> None:
-        """Loads the program.
+        """Loads the program. What is none is converted, once for all workers of the server.
 
         Raises:
             Exception: It cannot be loaded.
         """
-        self._program = program.load(self.folder, self._engine, self._threads)
+        engine, threads = self._options.engine, self._options.threads
+        if program.is_loaded_as_it_is(self.folder, engine):
+            self._program = program.load(self.folder, engine, threads)
+        else:
+            place = self._place()
+            with Lock(place.with_suffix(".lock"), waits=True):
+                if not place.exists():
+                    program.make(self.folder, engine or program.TENSORFLOW, folder=place)
+            self._program = program.load(place, engine, threads)
         self._together = {
             name: self._program.reason_to_keep_together(name) for name in self.signatures
         }
+
+    def _place(self) -> pathlib.Path:
+        """Returns the folder of the converted program, another one for other files."""
+        what = repr((self.folder, self._stamp, self._options.engine))
+        digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+        return self._options.folder / f"program-{self.version}-{digest}"
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

@@ -40,7 +40,7 @@ def serve(options: WorkerOptions, sock: socket.socket) -> None:
     link = Link(sock)
     interfaces = {each.name: each for each in options.interfaces}
     answering = Answering(interfaces, options.most_rows, options.most_bytes, status_of)
-    models = [LoadedModel(each, options.engine, options.threads) for each in options.versions]
+    models = [LoadedModel(each, options) for each in options.versions]
     loaded = [_loaded(model, interfaces, options.most_rows) for model in models]
     is_open = _is_open_after(lambda: link.send(loaded))
     while is_open:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import sys
@@ -33,6 +35,7 @@ from nanotf.serving.repository.model_sources import Wanted
 from nanotf.serving.repository.repository import Repository
 from nanotf.wire import files
 
+_MOST_DESCRIPTORS = 1 << 16
 _BACKLOG = 2048  # connections that wait to be accepted
 _TICK = 1.0  # seconds between looks at what is late
 _SOON = 0.02  # seconds between looks whether the server may end
@@ -50,6 +53,7 @@ class ServerOptions:
     plan: topology.Plan
     limits: Limits
     most_bytes: int  # of a request's body
+    folder: pathlib.Path  # private, for what models are converted to
     engine: str | None = None  # of `nanotf.inference`
     host: str = "127.0.0.1"
     port: int = 8080  # 0 for any that is free
@@ -77,6 +81,7 @@ class Server:
             options.interfaces,
             options.engine,
             len(options.plan.placements[0].cores),
+            options.folder,
             options.limits.most_rows,
             options.most_bytes,
         )
@@ -156,6 +161,8 @@ class Server:
 
     async def _started(self, listener: asyncio.Server) -> None:
         begin = time.monotonic()
+        workers = f"{self._fleet.size} worker{'s' if self._fleet.size > 1 else ''}"
+        say(f"starts {workers}")
         port = listener.sockets[0].getsockname()[1]
         for model in self._options.repository.models:
             left = begin + self._options.start_timeout - time.monotonic()
@@ -172,8 +179,9 @@ class Server:
         )
         say(
             f"serves {names} on http://{self._options.host}:{port} with "
-            f"{self._fleet.size} workers, ready after {time.monotonic() - begin:.1f} s"
+            f"{workers}, ready after {time.monotonic() - begin:.1f} s"
         )
+        gc.freeze()  # what there is stays: the collector need not look at it again
         self._tell_of_rows()
 
     def _tell_of_rows(self) -> None:
@@ -255,9 +263,19 @@ def serve(options: ServerOptions) -> int:
     async def run() -> int:
         return await Server(options).run()
 
+    _allow_connections()
+
     with contextlib.suppress(KeyboardInterrupt):
         return uvloop.run(run())
     return 128 + signal.SIGINT
+
+
+def _allow_connections() -> None:
+    """Raises the number of descriptors as far as this process may: each client needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _access_log(form: str) -> Any:

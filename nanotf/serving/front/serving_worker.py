@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nanotf.console import logger, pass_on
+from nanotf.console import logger, pass_on, silent
 from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.pool.items import ItemPool, WorkerGone
@@ -93,7 +93,8 @@ class ServingWorker:
     def _live(self) -> str:
         """Starts the process, and waits for its end; returns what there is to say about it."""
         plan = topology.Plan((dataclasses.replace(self.placement, rank=0),))
-        pool = ItemPool(plan, CALLS)
+        with silent(True):  # the server itself says what starts
+            pool = ItemPool(plan, CALLS)
         try:
             self._pool = pool
             body = pickle.dumps((worker_entry.serve, (self.options,)))
