@@ -12,16 +12,19 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nanotf.errors import InvalidArgumentError, check_integer
-from nanotf.inference import exported, program_folder, row_proof, row_ranges, structure
+from nanotf.inference import program_folder, row_ranges, saved_model, structure
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import F32, Arrays, InferenceEngine, usable_cores
 from nanotf.inference.program_folder import FILES, Description
 from nanotf.inference.signature import DEFAULT, Signature
+
+if TYPE_CHECKING:
+    from nanotf.inference.exported import Exported
 
 TENSORFLOW = "tensorflow"  # the default engine: it computes every model
 
@@ -148,7 +151,7 @@ class Program:
         alone. Then the rows of several requests may be computed at once.
         """
         if self._together is None:
-            self._together = row_proof.reasons(self.folder)
+            self._together = _reasons(self.folder)
         return self._together[signature]
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -175,7 +178,7 @@ class Program:
             self.signatures,
             self._inputs,
             self._outputs,
-            self._together or row_proof.reasons(self.folder),
+            self._together or _reasons(self.folder),
         )
 
     def _signature(self, name: str) -> Signature:
@@ -277,10 +280,12 @@ def _convert(
     model: Any, engine: InferenceEngine, precision: str, rows: Any, folder: pathlib.Path
 ) -> Description:
     """Writes a program to an empty folder."""
+    from nanotf.inference import exported  # imports TensorFlow, which other engines do without
+
     with tempfile.TemporaryDirectory(prefix="nanotf-exported-") as temporary:
         found = exported.export(model, pathlib.Path(temporary) / "model", rows)
         signatures = _kept(found.signatures, engine)
-        together = row_proof.reasons(found.folder)
+        together = _reasons(found.folder)
         default = signatures.get(DEFAULT)
         samples = None
         if rows is not None and default is not None and engine.calibrates:
@@ -291,6 +296,12 @@ def _convert(
     description = Description(engine.name, precision, signatures, *structures, together)
     program_folder.write_description(folder, description)
     return description
+
+
+def _reasons(saved: pathlib.Path) -> dict[str, str]:
+    from nanotf.inference import row_proof  # imports TensorFlow, see `_convert`
+
+    return row_proof.reasons(saved)
 
 
 def _kept(signatures: dict[str, Signature], engine: InferenceEngine) -> dict[str, Signature]:
@@ -304,7 +315,7 @@ def _kept(signatures: dict[str, Signature], engine: InferenceEngine) -> dict[str
     return {DEFAULT: signatures[DEFAULT]}
 
 
-def _inputs_of(found: exported.Exported) -> Any:
+def _inputs_of(found: Exported) -> Any:
     if found.inputs is not None:
         return found.inputs
     return {structure.DICT: {name: name for name in found.signatures[DEFAULT].input_names}}
@@ -333,7 +344,7 @@ def load(
         return make(folder, engine or TENSORFLOW, threads=threads)
     if not program_folder.is_program(folder):
         # As it is: TensorFlow's engine has nothing to convert.
-        signatures = exported.read_signatures(folder)
+        signatures = saved_model.read_signatures(folder)
         return Program(folder, Description(TENSORFLOW, F32, signatures, None, None), count)
     description = program_folder.read_description(folder)
     if engine not in (None, description.engine):
@@ -348,7 +359,7 @@ def is_loaded_as_it_is(path: pathlib.Path, engine: str | None) -> bool:
     """Returns True for what `load` need not convert: a program, or a SavedModel for TensorFlow."""
     if program_folder.is_program(path):
         return True
-    return exported.is_saved_model(path) and engine in (None, TENSORFLOW)
+    return saved_model.is_saved_model(path) and engine in (None, TENSORFLOW)
 
 
 def _open_same(folder: str, engine: str, state: tuple[int, ...]) -> Program:
