@@ -186,6 +186,8 @@ def test_a_killed_server_is_started_again_on_its_port(folder: pathlib.Path) -> N
     after = predictor.predict({})["pid"]  # waits for the server
     state = endpoint_record.find("a").read_state()
     assert after != before
+    left = psutil.Process(state.owner.pid).children()
+    assert psutil.STATUS_ZOMBIE not in [child.status() for child in left]
     assert (state.port, state.server, state.restarts, state.status) == (port, after, 1, "InService")
 
 

@@ -111,7 +111,8 @@ class Guard:
     def __init__(self) -> None:
         # Programs inherit neither end (PEP 446), so the pipe ends with this process.
         waits, self._pipe = os.pipe()
-        if os.fork():
+        self._pid = os.fork()
+        if self._pid:
             os.close(waits)
             return
         try:
@@ -139,6 +140,7 @@ class Guard:
         """Ends it: the programs have ended."""
         os.write(self._pipe, b"0\n")
         os.close(self._pipe)
+        os.waitpid(self._pid, 0)  # a supervisor of many programs in turn must leave no zombies
 
 
 # Loaded here, since a process between fork and exec should not import.
