@@ -70,6 +70,10 @@ class UnavailableError(NanoError, NotImplementedError):
     """A request that nanotf does not support, or not yet."""
 
 
+class ConversionError(NanoError, RuntimeError):
+    """An engine of `nanotf.inference` cannot convert a model, or load what it has made of it."""
+
+
 class RecordError(NanoError, ValueError):
     """A stream of records is corrupt, ends too early, or does not come."""
 

@@ -19,7 +19,7 @@ _INITIALIZER = "__saved_model_init_op"
 
 
 def signature_definitions(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the signatures of a SavedModel's folder, as `SignatureDef` by name.
+    """Returns the signatures of a SavedModel's folder, as TensorFlow's signature definitions by name.
 
     Raises:
         OSError: There is no SavedModel, or it is damaged.

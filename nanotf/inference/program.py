@@ -306,7 +306,7 @@ def load(
 
     Raises:
         InvalidArgumentError: There is nothing of that kind, or the program has another engine.
-        Damaged: `program.json` is not what nanotf has written.
+        Damaged: program.json is not what nanotf has written.
         UnsupportedVersionError: A package is missing; tells how to install it.
         ConversionError: The engine cannot convert or load the model.
     """

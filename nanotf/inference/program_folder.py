@@ -1,4 +1,4 @@
-"""A program on the disk: a folder with `program.json` and the engine's files.
+"""A program on the disk: a folder with program.json and the engine's files.
 
     folder/program.json   what it is; nanotf has made the folder if it is there
            engine/        the engine's files
@@ -28,7 +28,7 @@ DESCRIPTION, FILES = "program.json", "engine"
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a program's folder holds."""
+    """The content of `DESCRIPTION`: the kind of a program."""
 
     engine: str
     precision: str
@@ -37,7 +37,7 @@ class Description:
     outputs: Any
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the content of `program.json`."""
+        """Returns what is written to `DESCRIPTION`."""
         signatures = {name: signature.to_json() for name, signature in self.signatures.items()}
         return {
             "format": FORMAT,
@@ -61,12 +61,12 @@ def is_program(folder: pathlib.Path) -> bool:
 
 
 def write_description(folder: pathlib.Path, description: Description) -> None:
-    """Writes `program.json`: the folder then is a program's."""
+    """Writes `DESCRIPTION`: the folder then is a program's."""
     files.write_json(folder / DESCRIPTION, description.to_json(), indent=1)
 
 
 def read_description(folder: pathlib.Path) -> Description:
-    """Reads `program.json`.
+    """Reads `DESCRIPTION`.
 
     Raises:
         OSError: It cannot be read.

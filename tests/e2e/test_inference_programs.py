@@ -20,8 +20,8 @@ from inference_models import (
 )
 
 from nanotf import errors, inference
+from nanotf.errors import ConversionError
 from nanotf.inference import exported, program_folder
-from nanotf.inference.engines.inference_engine import ConversionError
 from nanotf.inference.signature import DEFAULT
 from nanotf.wire import files
 

@@ -26,6 +26,7 @@ BASES = {
     "CollectiveError": RuntimeError,
     "ReaderDied": RuntimeError,
     "RecordError": ValueError,
+    "ConversionError": RuntimeError,
     "JobError": RuntimeError,
     "UnavailableError": NotImplementedError,
     "DivergedError": RuntimeError,

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.inference.engines.inference_engine import (
-    Arrays,
-    ConversionError,
-    converting,
-)
+from nanotf.errors import ConversionError
+from nanotf.inference.engines.inference_engine import Arrays, converting
 from nanotf.inference.engines.tensorflow_engine import TensorFlowEngine
 from nanotf.inference.signature import DEFAULT, Signature
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from nanotf.errors import NanoError
+from nanotf.errors import ConversionError
 from nanotf.inference.signature import Signature
 
 F32, BF16, INT8 = "f32", "bf16", "int8"  # precisions
@@ -43,10 +43,6 @@ def converting(engine: str, what: str = "convert") -> Iterator[None]:
             f"The engine {engine!r} must be able to {what} the model. Received: "
             f"{type(error).__name__}: {text}. Choose another engine."
         ) from error
-
-
-class ConversionError(NanoError, RuntimeError):
-    """An engine cannot convert a model, or cannot load what it has made of it."""
 
 
 class Runner(Protocol):
@@ -88,7 +84,7 @@ class InferenceEngine(abc.ABC):
             folder: an empty folder that exists.
             signature: that of `serving_default`. None if the SavedModel has none, for engines that
                 keep all signatures.
-            precision: one of `precisions`.
+            precision: one that the engine has.
             rows: by the names of the inputs, rows as the model will see them, to calibrate int8.
 
         Raises:

@@ -74,7 +74,7 @@ class LiteRTFunction:
     """A loaded model.
 
     Args:
-        interpreter: `ai_edge_litert.interpreter.Interpreter`.
+        interpreter: LiteRT's, with the model.
     """
 
     def __init__(self, interpreter: Any) -> None:

@@ -74,7 +74,7 @@ class OnnxSession:
     """A loaded model.
 
     Args:
-        session: `onnxruntime.InferenceSession`.
+        session: ONNX Runtime's, with the model.
     """
 
     def __init__(self, session: Any) -> None:
@@ -131,6 +131,7 @@ def _quantize(source: pathlib.Path, target: pathlib.Path, rows: Arrays) -> None:
             return {name: array[self._index - 1 : self._index] for name, array in rows.items()}
 
     prepared = source.with_name("prepared.onnx")
-    quant_pre_process(str(source), str(prepared))
+    # Symbolic shapes would need another package; ONNX infers those that the quantizer needs.
+    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
     quantization.quantize_static(str(prepared), str(target), Rows())
     prepared.unlink()

@@ -23,7 +23,8 @@ from nanotf.inference.engines.inference_engine import (
 )
 from nanotf.inference.signature import Signature
 
-_INT32 = np.iinfo(np.int32)
+_EXACT = 1 << 24
+_WIDE = 4  # bytes; narrower integers have no such numbers
 _FILE = "model.xml"  # and model.bin, the weights
 _EXTRA, _MODULE = "openvino", "openvino"
 
@@ -81,7 +82,7 @@ class OpenVINORequest:
     """A compiled model.
 
     Args:
-        request: `openvino.InferRequest`.
+        request: OpenVINO's, of a compiled model.
         signatures: of the program; it has one.
     """
 
@@ -93,7 +94,7 @@ class OpenVINORequest:
         """See `Runner`.
 
         Raises:
-            InvalidArgumentError: An integer does not fit in 32 bits: OpenVINO would cut it off.
+            InvalidArgumentError: An integer is beyond 2**24: OpenVINO might round it.
         """
         for name, array in inputs.items():
             _check_range(name, array)
@@ -102,13 +103,13 @@ class OpenVINORequest:
 
 
 def _check_range(name: str, array: np.ndarray[Any, Any]) -> None:
-    is_wide = array.dtype.kind in "iu" and array.dtype.itemsize >= _INT32.dtype.itemsize
-    if not is_wide or array.dtype == _INT32.dtype or not array.size:
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < _WIDE or not array.size:
         return
-    if array.max() > _INT32.max or array.min() < _INT32.min:
+    if array.max() > _EXACT or array.min() < -_EXACT:
         raise InvalidArgumentError(
-            f"OpenVINO computes integers in 32 bits. Received: {name} with numbers from "
-            f"{array.min()} to {array.max()}. Choose another engine for this model."
+            "OpenVINO computes with integers in float32, which has all of them up to 2**24 only. "
+            f"Received: {name} with numbers from {array.min()} to {array.max()}. Choose another "
+            "engine for this model."
         )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.inference.engines.inference_engine import Arrays, ConversionError, Runner, converting
+from nanotf.errors import ConversionError
+from nanotf.inference.engines.inference_engine import Arrays, Runner, converting
 from nanotf.inference.engines.row_padding import PaddedRows, power_of_two
 from nanotf.inference.engines.tensorflow_engine import SavedFunctions, TensorFlowEngine
 from nanotf.inference.signature import STRING, Signature
