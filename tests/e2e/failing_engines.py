@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nanotf.errors import ConversionError
 from nanotf.inference.engines.inference_engine import (
     BF16,
     F32,
     INT8,
     Arrays,
-    ConversionError,
     Runner,
 )
 from nanotf.inference.engines.tensorflow_engine import TensorFlowEngine
