@@ -2,7 +2,7 @@
 
 - `signature.py`: what a program takes and returns. It imports no TensorFlow.
 - `structure.py`: how arrays lie in lists and dicts, as Keras takes and returns them.
-- `exported.py`: makes a SavedModel of whatever users have, and reads its signatures.
+- `exported.py`: makes a SavedModel of whatever users have; `saved_model.py` reads its signatures.
 - `engines/`: what computes a program.
 - `program_folder.py`: a program on the disk.
 - `program.py`: `make`, `load`, `Program`; `row_ranges.py` divides the rows of `predict` between

@@ -1,4 +1,4 @@
-"""Makes a SavedModel of a Keras model, a Keras file or a `tf.Module`; reads its signatures.
+"""Makes a SavedModel of a Keras model, a Keras file or a `tf.Module`. It imports TensorFlow.
 
 Every engine converts from a SavedModel: OpenVINO and LiteRT convert more models from there than
 from Keras, and it is the same for both Keras generations.
@@ -24,7 +24,8 @@ from nanotf.errors import (
     UnavailableError,
 )
 from nanotf.inference import structure
-from nanotf.inference.signature import DEFAULT, Signature, TensorSpec
+from nanotf.inference.saved_model import is_saved_model, read_signatures
+from nanotf.inference.signature import DEFAULT, Signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +38,6 @@ class Exported:
     # only the names are known: then they are dicts.
     inputs: Any = None
     outputs: Any = None
-
-
-def is_saved_model(path: pathlib.Path) -> bool:
-    """Returns True if a folder holds a SavedModel."""
-    return any((path / f"saved_model.{kind}").is_file() for kind in ("pb", "pbtxt"))
 
 
 def export(model: Any, folder: pathlib.Path, rows: Any = None) -> Exported:
@@ -211,43 +207,3 @@ def _ordered(signature: Signature, inputs: list[str], outputs: list[str]) -> Sig
         tuple(by_output[name] for name in outputs),
         signature.method,
     )
-
-
-# -------------------------------------------------------------------------------- signatures
-def read_signatures(folder: pathlib.Path) -> dict[str, Signature]:
-    """Reads the signatures of a SavedModel's folder, without loading the model.
-
-    Returns:
-        By name, with inputs and outputs in the order of their names.
-
-    Raises:
-        InvalidArgumentError: The SavedModel cannot be read.
-    """
-    from nanotf.compat import saved_models  # imports TensorFlow
-
-    try:
-        found = saved_models.signature_definitions(folder)
-    except (OSError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"A SavedModel must be complete. Received: {folder}, of which TensorFlow says: {error}"
-        ) from error
-    return {
-        name: Signature(
-            _specs(definition.inputs), _specs(definition.outputs), definition.method_name
-        )
-        for name, definition in sorted(found.items())
-    }
-
-
-def _specs(tensors: Any) -> tuple[TensorSpec, ...]:
-    as_dtype = require_tensorflow().as_dtype
-    return tuple(
-        TensorSpec(name, as_dtype(tensors[name].dtype).name, _shape_of(tensors[name].tensor_shape))
-        for name in sorted(tensors)
-    )
-
-
-def _shape_of(shape: Any) -> tuple[int | None, ...] | None:
-    if shape.unknown_rank:
-        return None
-    return tuple(None if axis.size < 0 else axis.size for axis in shape.dim)

@@ -12,16 +12,19 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nanotf.errors import InvalidArgumentError, check_integer
-from nanotf.inference import exported, program_folder, row_ranges, structure
+from nanotf.inference import program_folder, row_ranges, saved_model, structure
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import F32, Arrays, InferenceEngine, usable_cores
 from nanotf.inference.program_folder import FILES, Description
 from nanotf.inference.signature import DEFAULT, Signature
+
+if TYPE_CHECKING:
+    from nanotf.inference.exported import Exported
 
 TENSORFLOW = "tensorflow"  # the default engine: it computes every model
 
@@ -261,6 +264,8 @@ def _convert(
     model: Any, engine: InferenceEngine, precision: str, rows: Any, folder: pathlib.Path
 ) -> Description:
     """Writes a program to an empty folder."""
+    from nanotf.inference import exported  # imports TensorFlow, which other engines do without
+
     with tempfile.TemporaryDirectory(prefix="nanotf-exported-") as temporary:
         found = exported.export(model, pathlib.Path(temporary) / "model", rows)
         signatures = _kept(found.signatures, engine)
@@ -286,7 +291,7 @@ def _kept(signatures: dict[str, Signature], engine: InferenceEngine) -> dict[str
     return {DEFAULT: signatures[DEFAULT]}
 
 
-def _inputs_of(found: exported.Exported) -> Any:
+def _inputs_of(found: Exported) -> Any:
     if found.inputs is not None:
         return found.inputs
     return {structure.DICT: {name: name for name in found.signatures[DEFAULT].input_names}}
@@ -312,10 +317,10 @@ def load(
     """
     folder, count = pathlib.Path(path).absolute(), _check_threads(threads)
     if not program_folder.is_program(folder):
-        if not exported.is_saved_model(folder) or engine not in (None, TENSORFLOW):
+        if not saved_model.is_saved_model(folder) or engine not in (None, TENSORFLOW):
             return make(folder, engine or TENSORFLOW, threads=threads)
         # As it is: TensorFlow's engine has nothing to convert.
-        signatures = exported.read_signatures(folder)
+        signatures = saved_model.read_signatures(folder)
         return Program(folder, Description(TENSORFLOW, F32, signatures, None, None), count)
     description = program_folder.read_description(folder)
     if engine not in (None, description.engine):

@@ -24,7 +24,7 @@ def _saved(folder: pathlib.Path) -> Any:
         return {"y": tf.cast(x, tf.float32) * module.factor}
 
     tf.saved_model.save(module, str(folder), signatures={"serving_default": serve})
-    return serve
+    return module, serve
 
 
 def test_signatures_are_read_without_the_model(tmp_path: pathlib.Path) -> None:
@@ -37,8 +37,8 @@ def test_signatures_are_read_without_the_model(tmp_path: pathlib.Path) -> None:
 
 
 def test_frozen(tmp_path: pathlib.Path) -> None:
-    function = _saved(tmp_path).get_concrete_function()
-    frozen = saved_models.frozen(function)
+    _module, serve = _saved(tmp_path)  # which has the variable
+    frozen = saved_models.frozen(serve.get_concrete_function())
     assert [tensor.name for tensor in frozen.inputs] == ["x:0"]
     assert not frozen.variables
     (found,) = tf.nest.flatten(frozen(tf.constant([[1, 2]])))

@@ -118,7 +118,7 @@ def _quantize(source: pathlib.Path, target: pathlib.Path, rows: Arrays) -> None:
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Rows(quantization.CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationRows(quantization.CalibrationDataReader):  # type: ignore[misc]
         """The rows, one by one."""
 
         def __init__(self) -> None:
@@ -133,5 +133,5 @@ def _quantize(source: pathlib.Path, target: pathlib.Path, rows: Arrays) -> None:
     prepared = source.with_name("prepared.onnx")
     # Symbolic shapes would need another package; ONNX infers those that the quantizer needs.
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-    quantization.quantize_static(str(prepared), str(target), Rows())
+    quantization.quantize_static(str(prepared), str(target), CalibrationRows())
     prepared.unlink()
