@@ -70,7 +70,7 @@ class Candidate:
 
 
 class OptimizeResult:
-    """What `optimize` has tried. Its text is a table.
+    """The candidates that `optimize` has tried. Its text is a table.
 
     Args:
         candidates: in the order of simplicity: of equally fast ones, the first is the best.
@@ -113,7 +113,7 @@ class OptimizeResult:
             batch_size: one of those that were measured; None for all, by their geometric mean.
             max_difference: limit for the difference relative to the largest output, or None.
             metric_loss: limit for what the metric is worse, relative to Keras's own, or None.
-            engine, precision: None for any.
+            engine, precision: str or None for any, "tensorflow" and "f32" for example.
 
         Raises:
             InvalidArgumentError: The batch size was not measured, or there was no metric.

@@ -27,7 +27,7 @@ from nanotf.errors import (
     WorkerError,
 )
 from nanotf.inference import candidate_runs, exported, optimize_arguments, structure
-from nanotf.inference.candidate_runs import Arrays, Conversion, Measured, Measurement
+from nanotf.inference.candidate_runs import Arrays, Conversion, MeasuredProgram, Measurement
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import F32
 from nanotf.inference.exported import Exported
@@ -299,7 +299,9 @@ class _Search:
                 with console.status(f"{verb} {item.engine.name} {item.precision}"):
                     yield next(results)
 
-    def _status(self, precision: str, measured: Measured, metric: float | None) -> tuple[str, str]:
+    def _status(
+        self, precision: str, measured: MeasuredProgram, metric: float | None
+    ) -> tuple[str, str]:
         """Returns a candidate's status and the reason for it."""
         options = self.options
         if precision != F32 and metric is not None and self.metric is not None:
@@ -313,7 +315,7 @@ class _Search:
             )
         return PASSED, ""
 
-    def _judged(self, candidate: Candidate, measured: Measured) -> Candidate:
+    def _judged(self, candidate: Candidate, measured: MeasuredProgram) -> Candidate:
         metric = _metric_of(self.options, self.model, measured.outputs)
         status, reason = self._status(candidate.precision, measured, metric)
         folder = folder_of(self.folder, candidate.engine, candidate.precision)

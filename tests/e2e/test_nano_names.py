@@ -17,7 +17,7 @@ from nanotf.inference import InferenceOptimizer
 def test_optimize_and_best_model(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in BigDL-Nano's guide: optimize, summary, the best model, save and load."""
+    """Optimize, summary, the best model, save and load: the calls of BigDL-Nano's guide."""
     model, rows = model_and_rows("dense")
     x = rows(16)
     y = np.argmax(model.predict(x, verbose=0), 1)

@@ -60,7 +60,14 @@ PUBLIC = {
     ],
     "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException", "pad_batches"],
     "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
-    "nanotf.inference": ["Program", "load", "make"],
+    "nanotf.inference": [
+        "InferenceOptimizer",
+        "OptimizeResult",
+        "Program",
+        "load",
+        "make",
+        "optimize",
+    ],
     "nanotf.keras": [
         "Model",
         "Sequential",
