@@ -1,15 +1,15 @@
 """The command line: `nanotf doctor`, `env`, `run`, `compare`, `train`, `jobs`, `serve`,
-`endpoints`, `tune`.
+`endpoints`, `tune`, `optimize`.
 
 A thin parser over library functions.
 
 Called by users' shells, and by `nanotf-init` to get the variables to export.
 May import everything below it.
 
-Exit codes: 0 done, 1 `doctor` found an error or `compare` a difference, 2 wrong arguments or a
-request that this machine cannot meet. `run` exits with the script's own code; `train` and `jobs
-wait` with 0 after a completed job, with the script's code after a failed one, and with 3 after a
-stopped one.
+Exit codes: 0 done, 1 `doctor` found an error, `compare` a difference or `optimize` no engine, 2
+wrong arguments or a request that this machine cannot meet. `run` exits with the script's own code;
+`train` and `jobs wait` with 0 after a completed job, with the script's code after a failed one, and
+with 3 after a stopped one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nanotf import __version__
-from nanotf.cli import compare, doctor, endpoints, env, jobs, serve, train
+from nanotf.cli import compare, doctor, endpoints, env, jobs, optimize, serve, train
 from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
@@ -122,6 +122,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     serve.add_command(commands)
     endpoints.add_command(commands)
     _add_tune(commands)
+    optimize.add_command(commands)
     try:
         parsed = parser.parse_args(arguments)
     except ArgumentError as error:

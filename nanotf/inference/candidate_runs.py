@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +29,8 @@ from nanotf.inference.signature import DEFAULT
 TIME_LIMIT = signal.SIGALRM  # ends a process that takes too long
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+_TEMPORARY, _VARIABLE = "temporary", "TMPDIR"  # which converters in C++ read
 
 _WARM_UP = 2  # calls that are not measured: engines compile or allocate in the first ones
 _CALLS = (5, 200)  # the least and the largest number of measured calls
@@ -59,7 +63,7 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredProgram:
     """The findings about a program."""
 
     load_seconds: float
@@ -78,7 +82,7 @@ def convert(conversion: Conversion, rows: Arrays) -> float:
     Raises:
         ConversionError: The engine cannot convert this model, or load what it has made of it.
     """
-    with _limited(conversion.seconds):
+    with _limited(conversion.seconds), _temporary_files_in(conversion.folder.parent):
         _add_engine(conversion.engine)
         began = time.perf_counter()
         samples = dict(rows) if conversion.precision == INT8 else None
@@ -94,7 +98,7 @@ def convert(conversion: Conversion, rows: Arrays) -> float:
         return time.perf_counter() - began
 
 
-def measure(measurement: Measurement, rows: Arrays, expected: Arrays) -> Measured:
+def measure(measurement: Measurement, rows: Arrays, expected: Arrays) -> MeasuredProgram:
     """Loads a program, compares its outputs and measures its calls.
 
     Args:
@@ -118,7 +122,7 @@ def measure(measurement: Measurement, rows: Arrays, expected: Arrays) -> Measure
             milliseconds[size] = 1000 * _seconds_of_a_call(program, batch)
     worst = [max(each) for each in zip(*found, strict=True)]
     kept = outputs if measurement.returns_outputs else None
-    return Measured(load_seconds, milliseconds, worst[0], worst[1], kept)
+    return MeasuredProgram(load_seconds, milliseconds, worst[0], worst[1], kept)
 
 
 @contextlib.contextmanager
@@ -133,6 +137,26 @@ def _limited(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
+    """Makes code in this context put its temporary files below a folder.
+
+    A process that is killed leaves them, and the folder is deleted in the end.
+    """
+    temporary = folder / _TEMPORARY
+    temporary.mkdir(exist_ok=True)
+    before = tempfile.tempdir, os.environ.get(_VARIABLE)
+    tempfile.tempdir = os.environ[_VARIABLE] = str(temporary)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before[0]
+        if before[1] is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before[1]
 
 
 def _add_engine(engine: InferenceEngine) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nanotf.errors import (
@@ -14,9 +15,41 @@ from nanotf.errors import (
 )
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import BF16, F32, INT8
+from nanotf.parent.map import item_arguments
 
 AUTO = "auto"
 PRECISIONS = (F32, BF16, INT8)
+
+BATCH_SIZES = (1, 32)
+TOLERANCE = 1e-3
+SECONDS = 120.0
+METRIC_LOSS = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """The arguments of `optimize` that say how candidates are judged and measured; see there.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: One of them cannot be used.
+    """
+
+    tolerance: float = TOLERANCE
+    threads: int = 1
+    batch_sizes: Sequence[int] = BATCH_SIZES
+    metric: Callable[[Any, Any], Any] | None = None
+    y: Any = None
+    metric_loss: float = METRIC_LOSS
+    higher_is_better: bool = True
+    seconds: float = SECONDS
+    verbose: Any = AUTO
+
+    def __post_init__(self) -> None:
+        check_integer("threads", self.threads, "Pass the number of cores of a process")
+        _check_numbers(tolerance=self.tolerance, metric_loss=self.metric_loss, seconds=self.seconds)
+        _check_metric(self.metric, self.y)
+        item_arguments.check_verbose(self.verbose)
+        object.__setattr__(self, "batch_sizes", _check_sizes(self.batch_sizes))
 
 
 def candidates(engines: Any, precisions: Any) -> list[tuple[str, str]]:
@@ -51,7 +84,16 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def check_sizes(batch_sizes: Any) -> tuple[int, ...]:
+def check_int8(precisions: Iterable[str], metric: Any) -> None:
+    """Rejects int8 without a metric."""
+    if INT8 in precisions and metric is None:
+        raise InvalidArgumentError(
+            "int8 changes results, often by much, so its worth is measured. Received: "
+            "precisions with 'int8', and no metric. Pass `metric` and `y`."
+        )
+
+
+def _check_sizes(batch_sizes: Any) -> tuple[int, ...]:
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgumentTypeError(
             "`batch_sizes` must be a sequence of numbers of rows. Received: "
@@ -66,7 +108,7 @@ def check_sizes(batch_sizes: Any) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def check_numbers(**values: Any) -> None:
+def _check_numbers(**values: Any) -> None:
     for name, value in values.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 <= value < math.inf or (name == "seconds" and value == 0):
@@ -75,7 +117,7 @@ def check_numbers(**values: Any) -> None:
             )
 
 
-def check_metric(metric: Any, y: Any, precisions: Sequence[str]) -> None:
+def _check_metric(metric: Any, y: Any) -> None:
     if metric is not None and not callable(metric):
         raise InvalidArgumentTypeError(
             "`metric` must be a function of the labels and the outputs. Received: "
@@ -85,9 +127,4 @@ def check_metric(metric: Any, y: Any, precisions: Sequence[str]) -> None:
         raise InvalidArgumentError(
             "`metric` and `y` belong together: metric(y, outputs). Received: "
             f"{'y' if metric is None else 'metric'} alone. Pass both, or none."
-        )
-    if INT8 in precisions and metric is None:
-        raise InvalidArgumentError(
-            "int8 changes results, often by much, so its worth is measured. Received: "
-            "precisions with 'int8', and no metric. Pass `metric` and `y`."
         )

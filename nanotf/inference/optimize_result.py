@@ -12,6 +12,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError, UnavailableError
 from nanotf.inference.engines.inference_engine import F32
+from nanotf.inference.optimize_arguments import SearchOptions
 from nanotf.inference.program import Program, load
 from nanotf.report import table
 
@@ -69,16 +70,14 @@ class Candidate:
 
 
 class OptimizeResult:
-    """What `optimize` has tried. Its text is a table.
+    """The candidates that `optimize` has tried. Its text is a table.
 
     Args:
         candidates: in the order of simplicity: of equally fast ones, the first is the best.
         folder: has a program's folder for each, named as `folder_of` says. It is deleted with this
             object and the programs that it has returned.
-        batch_sizes: that were measured.
-        threads: of each process.
+        options: of the search.
         metric: of Keras's own outputs, or None.
-        higher_is_better: whether a higher metric is.
 
     Attributes:
         candidates: tuple of `Candidate`.
@@ -89,14 +88,13 @@ class OptimizeResult:
         self,
         candidates: Sequence[Candidate],
         folder: tempfile.TemporaryDirectory[str],
-        batch_sizes: tuple[int, ...],
-        threads: int,
+        options: SearchOptions,
         metric: float | None,
-        higher_is_better: bool = True,
     ) -> None:
         self.candidates = tuple(candidates)
-        self.metric, self._higher_is_better = metric, higher_is_better
-        self._folder, self._batch_sizes, self._threads = folder, batch_sizes, threads
+        self.metric = metric
+        self._folder, self._options = folder, options
+        self._batch_sizes = tuple(options.batch_sizes)
 
     def best_candidate(
         self,
@@ -115,7 +113,7 @@ class OptimizeResult:
             batch_size: one of those that were measured; None for all, by their geometric mean.
             max_difference: limit for the difference relative to the largest output, or None.
             metric_loss: limit for what the metric is worse, relative to Keras's own, or None.
-            engine, precision: None for any.
+            engine, precision: str or None for any, "tensorflow" and "f32" for example.
 
         Raises:
             InvalidArgumentError: The batch size was not measured, or there was no metric.
@@ -192,7 +190,7 @@ class OptimizeResult:
                 f"Received: {engine} {precision}, which {became}."
             )
         folder = folder_of(pathlib.Path(self._folder.name), engine, precision)
-        made = load(folder, threads=self._threads)
+        made = load(folder, threads=self._options.threads)
         weakref.finalize(made, _let_go, self._folder)  # which keeps the folder until then
         return made
 
@@ -215,7 +213,7 @@ class OptimizeResult:
 
     def _loss(self, candidate: Candidate) -> float:
         assert self.metric is not None and candidate.metric is not None
-        return loss_of(candidate.metric, self.metric, self._higher_is_better)
+        return loss_of(candidate.metric, self.metric, self._options.higher_is_better)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

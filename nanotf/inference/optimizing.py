@@ -25,14 +25,20 @@ from nanotf.errors import (
     UnsupportedVersionError,
     WorkerDied,
     WorkerError,
-    check_integer,
 )
 from nanotf.inference import candidate_runs, exported, optimize_arguments, structure
-from nanotf.inference.candidate_runs import Arrays, Conversion, Measured, Measurement
+from nanotf.inference.candidate_runs import Arrays, Conversion, MeasuredProgram, Measurement
 from nanotf.inference.engines import engine_table
 from nanotf.inference.engines.inference_engine import F32
 from nanotf.inference.exported import Exported
-from nanotf.inference.optimize_arguments import AUTO
+from nanotf.inference.optimize_arguments import (
+    AUTO,
+    BATCH_SIZES,
+    METRIC_LOSS,
+    SECONDS,
+    TOLERANCE,
+    SearchOptions,
+)
 from nanotf.inference.optimize_result import (
     CRASHED,
     DIFFERS,
@@ -47,44 +53,7 @@ from nanotf.inference.optimize_result import (
     loss_of,
 )
 from nanotf.inference.signature import DEFAULT
-from nanotf.parent.map import item_arguments, mapping
-
-BATCH_SIZES = (1, 32)
-TOLERANCE = 1e-3
-SECONDS = 120.0
-METRIC_LOSS = 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class _Judge:
-    """Decides if outputs are near enough to Keras's."""
-
-    tolerance: float
-    metric: Callable[[Any, Any], Any] | None
-    y: Any
-    loss: float
-    higher_is_better: bool
-    outputs: Any  # the structure of the model's outputs, or None
-    expected: float | None = None  # Keras's own metric
-
-    def metric_of(self, outputs: Arrays | None) -> float | None:
-        if self.metric is None or outputs is None:
-            return None
-        found = outputs if self.outputs is None else structure.build(self.outputs, outputs)
-        return float(self.metric(self.y, found))
-
-    def status(self, precision: str, measured: Measured, metric: float | None) -> tuple[str, str]:
-        """Returns a candidate's status and the reason for it."""
-        if precision != F32 and metric is not None and self.expected is not None:
-            if loss_of(metric, self.expected, self.higher_is_better) > self.loss:
-                return WORSE, f"its metric is {metric:.4g}, that of Keras {self.expected:.4g}"
-            return PASSED, ""
-        if not measured.relative_difference <= self.tolerance:
-            return DIFFERS, (
-                f"by {measured.relative_difference:.1e} of the largest output; the tolerance is "
-                f"{self.tolerance:.1e}"
-            )
-        return PASSED, ""
+from nanotf.parent.map import mapping
 
 
 def optimize(
@@ -148,26 +117,39 @@ def optimize(
         >>> print(result)
         >>> result.best(batch_size=1).save("program")
     """
-    pairs = optimize_arguments.candidates(engines, precisions)
-    sizes = optimize_arguments.check_sizes(batch_sizes)
-    count = check_integer("threads", threads, "Pass the number of cores of a process")
-    optimize_arguments.check_numbers(tolerance=tolerance, metric_loss=metric_loss, seconds=seconds)
-    optimize_arguments.check_metric(metric, y, precisions)
-    item_arguments.check_verbose(verbose)
+    options = SearchOptions(
+        tolerance,
+        threads,
+        batch_sizes,
+        metric,
+        y,
+        metric_loss,
+        higher_is_better,
+        seconds,
+        verbose,
+    )
+    return search(model, x, optimize_arguments.candidates(engines, precisions), options)
+
+
+def search(
+    model: Any, x: Any, pairs: Sequence[tuple[str, str]], options: SearchOptions
+) -> OptimizeResult:
+    """Tries pairs of an engine and a precision with a model; see `optimize`.
+
+    Args:
+        pairs: the simplest first, which is the best of those that are equally fast.
+    """
+    optimize_arguments.check_int8([precision for _, precision in pairs], options.metric)
     folder = tempfile.TemporaryDirectory(prefix="nanotf-optimize-")
-    with console.silent(verbose == 0):
+    with console.silent(options.verbose == 0):
         with console.status("exporting the model"):
             model = _loaded(model)
             found = exported.export(model, pathlib.Path(folder.name) / "exported", x)
             rows = _rows(found, x)
-            expected = _expected(model, found, rows, max(sizes))
-        judge = _Judge(tolerance, metric, y, metric_loss, higher_is_better, found.outputs)
-        judge = dataclasses.replace(judge, expected=judge.metric_of(expected))
-        search = _Search(
-            found, pathlib.Path(folder.name), rows, expected, judge, sizes, count, seconds
-        )
-        candidates = search.run(pairs)
-    return OptimizeResult(candidates, folder, sizes, count, judge.expected, higher_is_better)
+            expected = _expected(model, found, rows, max(options.batch_sizes))
+        wanted = _metric_of(options, found, expected)
+        running = _Search(found, pathlib.Path(folder.name), rows, expected, wanted, options)
+        return OptimizeResult(running.run(pairs), folder, options, wanted)
 
 
 # ------------------------------------------------------------------------------- expected outputs
@@ -235,10 +217,8 @@ class _Search:
     folder: pathlib.Path
     rows: Arrays
     expected: Arrays
-    judge: _Judge
-    batch_sizes: tuple[int, ...]
-    threads: int
-    seconds: float
+    metric: float | None  # of the expected outputs
+    options: SearchOptions
 
     def run(self, pairs: Sequence[tuple[str, str]]) -> list[Candidate]:
         """Returns the candidates, in the order of the pairs."""
@@ -263,15 +243,15 @@ class _Search:
                 precision,
                 self.model,
                 folder_of(self.folder, engine, precision),
-                self.threads,
-                self.seconds,
+                self.options.threads,
+                self.options.seconds,
             )
             for engine, precision in open_pairs
         ]
         results = self._each("converting to", candidate_runs.convert, items, {"rows": self.rows})
         for pair, result in zip(open_pairs, results, strict=True):
             if isinstance(result, BaseException):
-                found[pair] = _failed(*pair, result, self.seconds)
+                found[pair] = _failed(*pair, result, self.options.seconds)
             else:
                 found[pair] = Candidate(*pair, PASSED, convert_seconds=result)
 
@@ -282,10 +262,10 @@ class _Search:
                 engine_table.ENGINES[each.engine],
                 each.precision,
                 folder_of(self.folder, each.engine, each.precision),
-                self.threads,
-                self.batch_sizes,
-                self.seconds,
-                self.judge.metric is not None,
+                self.options.threads,
+                tuple(self.options.batch_sizes),
+                self.options.seconds,
+                self.metric is not None,
             )
             for _, each in converted
         ]
@@ -293,7 +273,7 @@ class _Search:
         results = self._each("measuring", candidate_runs.measure, items, shared)
         for (pair, each), result in zip(converted, results, strict=True):
             if isinstance(result, BaseException):
-                found[pair] = _failed(*pair, result, self.seconds)
+                found[pair] = _failed(*pair, result, self.options.seconds)
             else:
                 found[pair] = self._judged(each, result)
 
@@ -307,7 +287,7 @@ class _Search:
             function,
             items,
             num_processes=1,
-            cores_per_process=self.threads,
+            cores_per_process=self.options.threads,
             shared=shared,
             on_error="return",
             ordered=True,
@@ -319,9 +299,25 @@ class _Search:
                 with console.status(f"{verb} {item.engine.name} {item.precision}"):
                     yield next(results)
 
-    def _judged(self, candidate: Candidate, measured: Measured) -> Candidate:
-        metric = self.judge.metric_of(measured.outputs)
-        status, reason = self.judge.status(candidate.precision, measured, metric)
+    def _status(
+        self, precision: str, measured: MeasuredProgram, metric: float | None
+    ) -> tuple[str, str]:
+        """Returns a candidate's status and the reason for it."""
+        options = self.options
+        if precision != F32 and metric is not None and self.metric is not None:
+            if loss_of(metric, self.metric, options.higher_is_better) > options.metric_loss:
+                return WORSE, f"its metric is {metric:.4g}, that of Keras {self.metric:.4g}"
+            return PASSED, ""
+        if not measured.relative_difference <= options.tolerance:
+            return DIFFERS, (
+                f"by {measured.relative_difference:.1e} of the largest output; the tolerance is "
+                f"{options.tolerance:.1e}"
+            )
+        return PASSED, ""
+
+    def _judged(self, candidate: Candidate, measured: MeasuredProgram) -> Candidate:
+        metric = _metric_of(self.options, self.model, measured.outputs)
+        status, reason = self._status(candidate.precision, measured, metric)
         folder = folder_of(self.folder, candidate.engine, candidate.precision)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         return dataclasses.replace(
@@ -335,6 +331,13 @@ class _Search:
             megabytes=size / 1e6,
             metric=metric,
         )
+
+
+def _metric_of(options: SearchOptions, model: Exported, outputs: Arrays | None) -> float | None:
+    if options.metric is None or outputs is None:
+        return None
+    found = outputs if model.outputs is None else structure.build(model.outputs, outputs)
+    return float(options.metric(options.y, found))
 
 
 def _failed(engine: str, precision: str, error: BaseException, seconds: float) -> Candidate:

@@ -24,6 +24,7 @@ MICROBATCHES = "model_parallel"  # in one process
 PARTITIONS = "partitions"  # `nanotf run --smp` runs it
 SEARCH = "search"  # needs Optuna
 FOLDS = "k_fold"  # items of `nanotf.map`
+OPTIMIZE = "optimize_model"  # `nanotf.inference`
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -95,6 +96,15 @@ def test_folds(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+def test_optimize_model(tmp_path: pathlib.Path) -> None:
+    options = ("--engines", "tensorflow,frozen", "--epochs", "8")
+    output = _run(tmp_path, EXAMPLES / f"{OPTIMIZE}.py", *options)
+    accuracy = re.search(r"accuracy ([01]\.\d+) with the engine (tensorflow|frozen)", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.8
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -121,6 +131,6 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS}
+    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS, OPTIMIZE}
     other |= {SEARCH, IMPORTED, TRANSFORMERS}
     assert found == {*SCRIPTS, *other}

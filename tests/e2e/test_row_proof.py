@@ -201,7 +201,7 @@ TOGETHER: dict[str, tuple[Any, Callable[..., Any], str]] = {
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", TOGETHER)
 def test_rows_that_meet(name: str, tmp_path: pathlib.Path) -> None:
-    """What mixes rows, tells their number or leaves something behind is named as the reason."""
+    """The operation that mixes or counts rows, or leaves something behind, is the reason."""
     spec, function, named = TOGETHER[name]
     assert named in by_served(function, tmp_path, spec)
 

@@ -95,7 +95,14 @@ PUBLIC = {
         "StringSerializer",
     ],
     "nanotf.estimator.serving": ["Model", "Predictor"],
-    "nanotf.inference": ["Program", "load", "make"],
+    "nanotf.inference": [
+        "InferenceOptimizer",
+        "OptimizeResult",
+        "Program",
+        "load",
+        "make",
+        "optimize",
+    ],
     "nanotf.keras": [
         "Model",
         "Sequential",

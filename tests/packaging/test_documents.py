@@ -28,7 +28,8 @@ from mkdocs.config import load_config
 build(load_config("mkdocs.yml", site_dir=sys.argv[1], plugins=["search"], strict=False))
 """
 # Names of modules, and a version: they have separate pages, or none.
-NO_ENTRY = {"__version__", "data", "errors", "estimator", "keras", "optimizers", "layers", "smp"}
+NO_ENTRY = {"__version__", "data", "errors", "estimator", "inference", "keras", "optimizers"}
+NO_ENTRY |= {"layers", "smp"}
 
 
 def test_readme_has_at_most_900_words() -> None:
@@ -75,7 +76,18 @@ def test_table_of_variables_is_complete() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor", "run", "compare", "env", "tune", "train", "jobs list", "jobs logs", "jobs wait"],
+    [
+        "doctor",
+        "run",
+        "compare",
+        "env",
+        "tune",
+        "train",
+        "optimize",
+        "jobs list",
+        "jobs logs",
+        "jobs wait",
+    ],
 )
 def test_options_of_the_command_line_are_listed(
     command: str, capsys: pytest.CaptureFixture[str]
