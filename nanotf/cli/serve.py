@@ -194,7 +194,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path) -> int:
     from nanotf.sagemaker.serving.invocations import Invocations
     from nanotf.serving.front import server
-    from nanotf.serving.front.dispatcher import Limits
+    from nanotf.serving.front.dispatcher import ServerLimits
     from nanotf.serving.open_inference import OpenInference
     from nanotf.serving.repository.added_models import AddedModels
     from nanotf.serving.tensorflow_rest import TensorflowRest
@@ -203,7 +203,7 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
     most = parsed.max_body * _MIB
     invocations = Invocations(multi_model=settings.multi_model, accept=settings.accept, most=most)
     latency = parsed.max_latency
-    limits = Limits(
+    limits = ServerLimits(
         most_rows=parsed.max_batch,
         most_waiting=parsed.queue,
         most_waiting_bytes=parsed.queue_mb * _MIB,

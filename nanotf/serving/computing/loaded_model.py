@@ -13,8 +13,8 @@ import numpy as np
 from nanotf.inference import program
 from nanotf.inference.signature import STRING, Signature, TensorSpec
 from nanotf.serving.computing.batches import Arrays
-from nanotf.serving.exchange import WorkerOptions
 from nanotf.serving.repository.model_sources import ModelVersion
+from nanotf.serving.worker_messages import WorkerOptions
 from nanotf.wire.files import Lock
 
 _LENGTH = 1  # of axes of any length but the first, in rows that are made up

@@ -1,6 +1,6 @@
 """A server's worker: it loads the models, then answers what the front sends.
 
-See `exchange` for what it says to the front.
+See `worker_messages` for what it says to the front.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tensorflow as tf
 from nanotf.console import logger
 from nanotf.serving.computing.answering import Answering
 from nanotf.serving.computing.loaded_model import LoadedModel, WarmUp
-from nanotf.serving.exchange import Loaded, WorkerOptions, answer_with, next_question
 from nanotf.serving.interface import Interface
 from nanotf.serving.link import Link, LinkClosed
+from nanotf.serving.worker_messages import Loaded, WorkerOptions, answer_with, next_question
 
 # As tensorflow/serving's http_server.cc maps them.
 _STATUS = {

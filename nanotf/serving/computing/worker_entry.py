@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from nanotf.serving.exchange import WorkerOptions
+from nanotf.serving.worker_messages import WorkerOptions
 
 
 def serve(options: WorkerOptions, descriptors: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ _LOST = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """The limits of what a server takes on."""
 
     most_rows: int  # that a worker gets at once, as far as requests' sizes tell
@@ -45,7 +45,7 @@ class Dispatcher:
         line: what waits.
     """
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(self, limits: ServerLimits, counters: Counters) -> None:
         self._limits, self._counters = limits, counters
         self.line = WaitingLine()
         self._free: list[ServingWorker] = []

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nanotf.console import logger
 from nanotf.machine import topology
-from nanotf.serving.exchange import Loaded, WorkerOptions
 from nanotf.serving.front.serving_worker import ServingWorker
 from nanotf.serving.front.waiting_line import Key
 from nanotf.serving.repository.model_sources import ModelVersion
+from nanotf.serving.worker_messages import Loaded, WorkerOptions
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _PAUSE = 0.25  # seconds before another worker starts after one died while it loaded; then doubled

@@ -56,7 +56,7 @@ class Incoming:
         return self.connection.is_closed
 
 
-class Desk(Protocol):
+class RequestTaker(Protocol):
     """The place where requests are answered."""
 
     most_bytes: int  # of a body
@@ -79,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, desk: Desk, open_connections: set[HttpConnection], now: Callable[[], float]
+        self, desk: RequestTaker, open_connections: set[HttpConnection], now: Callable[[], float]
     ) -> None:
         self._desk, self._open, self._now = desk, open_connections, now
         self._parser = httptools.HttpRequestParser(self)

@@ -23,16 +23,16 @@ import uvloop
 from nanotf.console import logger, say
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine import topology
-from nanotf.serving.exchange import WorkerOptions
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.desk import LOOK_SECONDS, Desk
-from nanotf.serving.front.dispatcher import Dispatcher, Limits
+from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import HttpConnection, Incoming
 from nanotf.serving.interface import Interface, Response
 from nanotf.serving.repository.added_models import AddedModels
 from nanotf.serving.repository.model_sources import Wanted
 from nanotf.serving.repository.repository import Repository
+from nanotf.serving.worker_messages import WorkerOptions
 from nanotf.wire import files
 
 _MOST_DESCRIPTORS = 1 << 16
@@ -51,7 +51,7 @@ class ServerOptions:
     added: AddedModels  # one of the repository's catalogs
     interfaces: tuple[Interface, ...]
     plan: topology.Plan
-    limits: Limits
+    limits: ServerLimits
     most_bytes: int  # of a request's body
     folder: pathlib.Path  # private, for what models are converted to
     engine: str | None = None  # of `nanotf.inference`

@@ -26,12 +26,12 @@ from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.pool.items import ItemPool, WorkerGone
 from nanotf.pool.transports import CALLS
-from nanotf.serving import exchange
+from nanotf.serving import worker_messages
 from nanotf.serving.computing import worker_entry
-from nanotf.serving.exchange import Loaded, WorkerOptions
 from nanotf.serving.front.waiting_line import Key, Pending
 from nanotf.serving.interface import Response
 from nanotf.serving.link import Link, LinkClosed
+from nanotf.serving.worker_messages import Loaded, WorkerOptions
 from nanotf.wire import messages
 
 _EVENT_SECONDS = 5.0  # between looks whether the process lives, if its channel does not tell
@@ -147,7 +147,7 @@ class ServingWorker:
         self.batch, self._on_answers = list(batch), then
         self.since = time.monotonic()
         try:
-            exchange.ask(self._link, place, [each.request for each in batch])
+            worker_messages.ask(self._link, place, [each.request for each in batch])
         except LinkClosed:
             pass  # it has died: `_gone` follows, and handles the batch
         except OSError as error:  # no memory, no descriptors
@@ -160,7 +160,7 @@ class ServingWorker:
                 header, _ = self._link.receive()
                 self._load(header)
                 return
-            seconds, answers = exchange.answers(self._link)
+            seconds, answers = worker_messages.answers(self._link)
         except LinkClosed:
             self._loop.remove_reader(self._link.sock)
             return
