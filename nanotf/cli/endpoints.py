@@ -13,8 +13,8 @@ from nanotf.cli.parsers import Parser, add_json
 from nanotf.console import say
 from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.detached.log_files import LogTail
-from nanotf.sagemaker.serving import endpoint_record, endpoint_start
-from nanotf.sagemaker.serving.endpoint_record import EndpointFolder
+from nanotf.sagemaker.endpoints import endpoint_record, endpoint_start
+from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
 
 
 def add_command(commands: Any) -> None:

@@ -6,12 +6,12 @@ What users import; `sagemaker.estimator` and `sagemaker.serving` are behind it.
 - `serving.py`: `sagemaker.tensorflow.serving` of the SDK's version 1.
 """
 
+from nanotf.sagemaker.endpoints.predictor import Predictor, TensorFlowPredictor
+from nanotf.sagemaker.endpoints.tensorflow_model import TensorFlowModel
+from nanotf.sagemaker.endpoints.transformer import Transformer
 from nanotf.sagemaker.estimator.tensorflow_estimator import TensorFlow
 from nanotf.sagemaker.estimator.training_inputs import ShuffleConfig, TrainingInput
 from nanotf.sagemaker.estimator.training_job import TrainingJob
-from nanotf.sagemaker.serving.predictor import Predictor, TensorFlowPredictor
-from nanotf.sagemaker.serving.tensorflow_model import TensorFlowModel
-from nanotf.sagemaker.serving.transformer import Transformer
 
 __all__ = [
     "Predictor",

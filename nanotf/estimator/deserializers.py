@@ -1,6 +1,6 @@
 """Deserializers of SageMaker's SDK (`sagemaker.deserializers`)."""
 
-from nanotf.sagemaker.serving.deserializers import (
+from nanotf.sagemaker.endpoints.deserializers import (
     BaseDeserializer,
     BytesDeserializer,
     CSVDeserializer,

@@ -1,6 +1,6 @@
 """Serializers of SageMaker's SDK (`sagemaker.serializers`)."""
 
-from nanotf.sagemaker.serving.serializers import (
+from nanotf.sagemaker.endpoints.serializers import (
     BaseSerializer,
     CSVSerializer,
     DataSerializer,

@@ -1,8 +1,8 @@
 """Serves models: a front that speaks HTTP, and warm workers with cores of their own.
 
 - `interface.py`: what the ways to ask for predictions have in common.
-- `front/`: what clients reach. `computing/`: what a worker runs. `worker_messages.py`, `link.py`: what
-  the two say to each other, and how.
+- `front/`: what clients reach. `computing/`: what a worker runs. `worker_messages.py`, `link.py`:
+  what the two say to each other, and how.
 - `repository/`: the models on disk, and which of their versions are wanted.
 - `tensorflow_rest.py`: TensorFlow Serving's REST; its bodies in `tensorflow_predict.py` and
   `tensorflow_examples.py`.

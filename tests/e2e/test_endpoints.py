@@ -26,9 +26,9 @@ from nanotf.errors import EndpointError, InvalidArgumentError
 from nanotf.estimator import Predictor, TensorFlow, TensorFlowModel, TensorFlowPredictor, serving
 from nanotf.estimator.deserializers import CSVDeserializer, NumpyDeserializer
 from nanotf.estimator.serializers import CSVSerializer, JSONSerializer
-from nanotf.sagemaker.serving import endpoint_command, endpoint_record, endpoint_start
-from nanotf.sagemaker.serving.endpoint_record import EndpointFolder
-from nanotf.sagemaker.serving.model_source import ModelSource
+from nanotf.sagemaker.endpoints import endpoint_command, endpoint_record, endpoint_start
+from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
+from nanotf.sagemaker.endpoints.model_source import ModelSource
 
 pytestmark = pytest.mark.own_pool
 
@@ -138,7 +138,7 @@ def test_a_predictor_of_an_address_in_threads(folder: pathlib.Path) -> None:
 
 DEPLOY = """
 import sys
-from nanotf.sagemaker.serving import endpoint_command
+from nanotf.sagemaker.endpoints import endpoint_command
 endpoint_command.server_command = lambda model, n: [sys.executable, sys.argv[1], str(model)]
 from nanotf.estimator import TensorFlowModel
 TensorFlowModel("net.keras").deploy(endpoint_name="a", port=0)

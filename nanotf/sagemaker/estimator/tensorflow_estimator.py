@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.sagemaker.endpoints import model_arguments
+from nanotf.sagemaker.endpoints.tensorflow_model import TensorFlowModel
+from nanotf.sagemaker.endpoints.transformer import Transformer
 from nanotf.sagemaker.estimator import estimator_arguments as names
 from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.estimator.training_job import TrainingJob
@@ -17,9 +20,6 @@ from nanotf.sagemaker.jobs import hyperparameters as texts
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.source import SourceCode
-from nanotf.sagemaker.serving import model_arguments
-from nanotf.sagemaker.serving.tensorflow_model import TensorFlowModel
-from nanotf.sagemaker.serving.transformer import Transformer
 
 _CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
 

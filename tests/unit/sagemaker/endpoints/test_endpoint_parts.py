@@ -24,16 +24,16 @@ from nanotf.errors import (
 from nanotf.estimator import Predictor, TensorFlow, TensorFlowModel, TensorFlowPredictor
 from nanotf.sagemaker.detached import detached_supervisor, starting
 from nanotf.sagemaker.detached.owner import Owner
-from nanotf.sagemaker.jobs.source import SourceCode
-from nanotf.sagemaker.serving import (
+from nanotf.sagemaker.endpoints import (
     endpoint_command,
     endpoint_record,
     endpoint_start,
     model_arguments,
 )
-from nanotf.sagemaker.serving.endpoint_record import EndpointFolder
-from nanotf.sagemaker.serving.endpoint_supervisor import EndpointSupervisor
-from nanotf.sagemaker.serving.model_source import ModelSource
+from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
+from nanotf.sagemaker.endpoints.endpoint_supervisor import EndpointSupervisor
+from nanotf.sagemaker.endpoints.model_source import ModelSource
+from nanotf.sagemaker.jobs.source import SourceCode
 
 
 def _full(*_: Any, **__: Any) -> Any:

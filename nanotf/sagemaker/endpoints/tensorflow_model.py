@@ -11,13 +11,13 @@ from nanotf.console import logger, status
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.sagemaker.argument_names import check_instance_type
+from nanotf.sagemaker.endpoints import endpoint_start
+from nanotf.sagemaker.endpoints import model_arguments as names
+from nanotf.sagemaker.endpoints.endpoint_record import KIND, EndpointRequest
+from nanotf.sagemaker.endpoints.model_source import ModelSource
+from nanotf.sagemaker.endpoints.predictor import TensorFlowPredictor
+from nanotf.sagemaker.endpoints.transformer import Transformer
 from nanotf.sagemaker.jobs.source import SourceCode
-from nanotf.sagemaker.serving import endpoint_start
-from nanotf.sagemaker.serving import model_arguments as names
-from nanotf.sagemaker.serving.endpoint_record import KIND, EndpointRequest
-from nanotf.sagemaker.serving.model_source import ModelSource
-from nanotf.sagemaker.serving.predictor import TensorFlowPredictor
-from nanotf.sagemaker.serving.transformer import Transformer
 
 _REMEDY = (
     "On another machine, install nanotf there and call deploy() or `nanotf serve`; in a SageMaker "

@@ -20,14 +20,14 @@ from typing import Any
 from nanotf.console import status
 from nanotf.errors import InvalidArgumentError, UnavailableError, check_choice, check_integer
 from nanotf.machine import topology
+from nanotf.sagemaker.endpoints import endpoint_start
+from nanotf.sagemaker.endpoints import model_arguments as names
+from nanotf.sagemaker.endpoints.deserializers import BytesDeserializer
+from nanotf.sagemaker.endpoints.endpoint_record import KIND
+from nanotf.sagemaker.endpoints.model_source import ModelSource
+from nanotf.sagemaker.endpoints.predictor import Predictor
+from nanotf.sagemaker.endpoints.serializers import IdentitySerializer
 from nanotf.sagemaker.jobs import addresses
-from nanotf.sagemaker.serving import endpoint_start
-from nanotf.sagemaker.serving import model_arguments as names
-from nanotf.sagemaker.serving.deserializers import BytesDeserializer
-from nanotf.sagemaker.serving.endpoint_record import KIND
-from nanotf.sagemaker.serving.model_source import ModelSource
-from nanotf.sagemaker.serving.predictor import Predictor
-from nanotf.sagemaker.serving.serializers import IdentitySerializer
 
 STRATEGIES = ("MultiRecord", "SingleRecord")
 ASSEMBLERS = ("None", "Line")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from nanotf.errors import EndpointError, InvalidArgumentError
 from nanotf.sagemaker.detached import following, starting
-from nanotf.sagemaker.serving import endpoint_command
-from nanotf.sagemaker.serving.endpoint_record import (
+from nanotf.sagemaker.endpoints import endpoint_command
+from nanotf.sagemaker.endpoints.endpoint_record import (
     CREATING,
     DELETED,
     FAILED,
@@ -19,7 +19,7 @@ from nanotf.sagemaker.serving.endpoint_record import (
     EndpointRequest,
     new_state,
 )
-from nanotf.sagemaker.serving.model_source import ModelSource
+from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.wire import files
 
 SAGEMAKERS_PORT = 8080
@@ -82,7 +82,7 @@ def start(
         starting.create(endpoint, fill, f"Set {KIND.variable} to another folder")
     finally:
         lock.release(removes=True)
-    starting.start_supervisor(endpoint, "nanotf.sagemaker.serving.endpoint_supervisor")
+    starting.start_supervisor(endpoint, "nanotf.sagemaker.endpoints.endpoint_supervisor")
     return endpoint
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from nanotf.errors import EndpointError, InvalidArgumentError
 from nanotf.estimator import Predictor
-from nanotf.sagemaker.serving import http_client
-from nanotf.sagemaker.serving.http_client import HttpClient, NotReached
+from nanotf.sagemaker.endpoints import http_client
+from nanotf.sagemaker.endpoints.http_client import HttpClient, NotReached
 
 Answer = tuple[int, bytes, dict[str, str]]
 

@@ -18,12 +18,12 @@ from nanotf.errors import (
     UnavailableError,
     meant,
 )
-from nanotf.sagemaker.serving import endpoint_record as record
-from nanotf.sagemaker.serving import endpoint_start
-from nanotf.sagemaker.serving.deserializers import BytesDeserializer, JSONDeserializer
-from nanotf.sagemaker.serving.endpoint_record import KIND, EndpointFolder
-from nanotf.sagemaker.serving.http_client import HttpAnswer, HttpClient, NotReached
-from nanotf.sagemaker.serving.serializers import IdentitySerializer, JSONSerializer
+from nanotf.sagemaker.endpoints import endpoint_record as record
+from nanotf.sagemaker.endpoints import endpoint_start
+from nanotf.sagemaker.endpoints.deserializers import BytesDeserializer, JSONDeserializer
+from nanotf.sagemaker.endpoints.endpoint_record import KIND, EndpointFolder
+from nanotf.sagemaker.endpoints.http_client import HttpAnswer, HttpClient, NotReached
+from nanotf.sagemaker.endpoints.serializers import IdentitySerializer, JSONSerializer
 
 _PATH = "/invocations"
 _PAUSE = 0.1  # seconds between two looks at an endpoint whose server is started again

@@ -1,4 +1,4 @@
-"""Owns an endpoint: `python -m nanotf.sagemaker.serving.endpoint_supervisor FOLDER`.
+"""Owns an endpoint: `python -m nanotf.sagemaker.endpoints.endpoint_supervisor FOLDER`.
 
 Detached (see `detached.detached_supervisor`), so an endpoint outlives the terminal.
 
@@ -27,9 +27,9 @@ from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, de
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
-from nanotf.sagemaker.serving import endpoint_record as record
-from nanotf.sagemaker.serving.endpoint_command import listening
-from nanotf.sagemaker.serving.endpoint_record import EndpointFolder, EndpointState
+from nanotf.sagemaker.endpoints import endpoint_record as record
+from nanotf.sagemaker.endpoints.endpoint_command import listening
+from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder, EndpointState
 from nanotf.wire import files, ports
 
 _PAUSE = 1.0  # seconds between two looks at a server that answers

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 from nanotf.machine.interpreter import python_command
-from nanotf.sagemaker.serving.endpoint_record import HOST
+from nanotf.sagemaker.endpoints.endpoint_record import HOST
 
 
 def server_command(model: pathlib.Path, num_processes: str | None) -> list[str]:
