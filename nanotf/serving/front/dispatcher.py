@@ -65,22 +65,23 @@ class Dispatcher:
         Raises:
             Refusal: There is too much to do.
         """
-        limits, line = self._limits, self.line
-        is_full = (
-            line.count >= limits.most_waiting
-            or line.nbytes + pending.nbytes > limits.most_waiting_bytes
-        )
-        if is_full or not self._is_in_time(pending):
+        if self._objection(pending):
             self.drop_unwanted()  # clients may have left
-            if line.count >= limits.most_waiting or not self._is_in_time(pending):
-                self._counters.rejected("full" if is_full else "latency")
-                raise Refusal(limits.overload_status, _BUSY)
-        line.add(pending)
+            if why := self._objection(pending):
+                self._counters.rejected(why)
+                raise Refusal(self._limits.overload_status, _BUSY)
+        self.line.add(pending)
         self._schedule()
 
-    def _is_in_time(self, pending: Pending) -> bool:
-        most = self._limits.max_latency
-        return most is None or not self.line.count or self.seconds_to_wait() <= most
+    def _objection(self, pending: Pending) -> str:
+        """Returns which limit a request would exceed; empty if none."""
+        limits, line = self._limits, self.line
+        if line.count >= limits.most_waiting:
+            return "full"
+        if line.count and line.nbytes + pending.nbytes > limits.most_waiting_bytes:
+            return "memory"
+        is_late = limits.max_latency is not None and self.seconds_to_wait() > limits.max_latency
+        return "latency" if is_late and line.count else ""
 
     def seconds_to_wait(self) -> float:
         """Estimates how long a request would wait that came now."""

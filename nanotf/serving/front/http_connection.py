@@ -239,12 +239,14 @@ class HttpConnection(asyncio.Protocol):
     def _write(self, answer: Response, closes: bool, with_body: bool = True) -> None:
         head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}\r\n"
         if answer.content_type:
-            head += f"content-type: {answer.content_type}\r\n"
+            head += f"content-type: {_one_line(answer.content_type)}\r\n"
         for name, value in answer.headers:
-            head += f"{name}: {value}\r\n"
+            head += f"{_one_line(name)}: {_one_line(value)}\r\n"
         head += f"content-length: {len(answer.body)}\r\n"
         head += "connection: close\r\n\r\n" if closes else "\r\n"
-        self._transport.write(head.encode("latin-1") + (answer.body if with_body else b""))
+        self._transport.write(
+            head.encode("latin-1", "replace") + (answer.body if with_body else b"")
+        )
 
     def _break(self, status: int, text: str) -> None:
         """Answers what is no request, and ends the connection: nobody knows where another begins.
@@ -277,6 +279,11 @@ class HttpConnection(asyncio.Protocol):
         """Ends the connection if it waits for a request."""
         if self._state in (_IDLE, _BROKEN) and not self._is_answering:
             self._transport.close()
+
+
+def _one_line(text: str) -> str:
+    """Returns a header without line ends, whatever the user's code has made of it."""
+    return text if text.isprintable() else "".join(filter(str.isprintable, text))
 
 
 class _TooMuch(Exception):

@@ -68,6 +68,7 @@ class ServingWorker:
         self.batch: list[Pending] = []
         self.since = 0.0
         self.is_leaving = self.is_gone = False
+        self._is_open = True  # as far as the link says
         self._on_answers: Callable[[float, list[tuple[Response, int]]], None] | None = None
         self._places: dict[Key, int] = {}
         self._pool: ItemPool | None = None
@@ -131,7 +132,7 @@ class ServingWorker:
     @property
     def is_ready(self) -> bool:
         """True if it takes requests, now or after those that it has."""
-        return bool(self.loaded) and not self.is_leaving and not self.is_gone
+        return bool(self.loaded) and self._is_open and not self.is_leaving
 
     def ask(
         self,
@@ -162,7 +163,14 @@ class ServingWorker:
                 return
             seconds, answers = worker_messages.answers(self._link)
         except LinkClosed:
+            self._is_open = False  # the process has ended: `_gone` follows
             self._loop.remove_reader(self._link.sock)
+            return
+        except Exception:  # nothing that a worker of this version sends
+            logger.exception("An answer of a worker cannot be read.")
+            self._is_open = False
+            self._loop.remove_reader(self._link.sock)
+            self.abort()
             return
         assert self._on_answers is not None, "it answers what it was asked"
         then, self._on_answers, self.batch = self._on_answers, None, []
@@ -199,7 +207,7 @@ class ServingWorker:
             pool.kill_workers()  # its end wakes the thread
 
     def _gone(self, said: str) -> None:
-        self.is_gone = True
+        self.is_gone, self._is_open = True, False
         self._loop.remove_reader(self._link.sock)
         self._link.close()
         self._on_gone(self, said)

@@ -253,6 +253,21 @@ def test_headers_that_come_twice_are_a_list():
     talk(script)
 
 
+def test_headers_of_an_answer_stay_headers():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(post("/wait"))
+        while not desk.held:
+            await asyncio.sleep(0)
+        strange = Response(200, b"ok", "text/\r\nplain", (("x\n", "a\r\n\r\nb \N{SNOWMAN}"),))
+        desk.held[0].reply(strange)
+        status, headers, body = await answer_of(reader)
+        assert (status, body) == (200, b"ok")
+        assert headers["content-type"] == "text/plain"
+        assert headers["x"] == "ab ?"
+
+    talk(script)
+
+
 def test_random_bytes_end_no_server():
     import random
 
