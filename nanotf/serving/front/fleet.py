@@ -104,11 +104,10 @@ class Fleet:
         for slot in self._slots:
             if slot.worker is None and slot.coming is None and not slot.is_pausing:
                 self._start(slot)
-        if any(slot.coming is not None for slot in self._slots):
+        if any(slot.coming is not None or slot.is_pausing for slot in self._slots):
             return  # one after another
         for slot in self._slots:
-            is_old = slot.worker is not None and slot.worker.options.versions != self._target
-            if is_old and not slot.is_pausing:
+            if slot.worker is not None and slot.worker.options.versions != self._target:
                 self._start(slot)
                 return
 

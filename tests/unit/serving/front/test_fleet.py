@@ -1,0 +1,222 @@
+"""The workers of a server: new ones for new versions, and for those that died."""
+
+import asyncio
+import pathlib
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from nanotf.machine.topology import Placement, Plan
+from nanotf.serving.front import fleet as fleets
+from nanotf.serving.repository.model_sources import ModelVersion
+from nanotf.serving.worker_messages import Loaded, WorkerOptions
+
+PLAN = Plan((Placement(0, (0,)), Placement(1, (1,))))
+OPTIONS = WorkerOptions((), (), None, 1, pathlib.Path(), 32, 1000)
+
+
+def version(number, model="m", stamp=0):
+    return ModelVersion(model, number, pathlib.Path(f"/{model}/{number}"), None, (stamp,))
+
+
+class Worker:
+    """A worker without a process, of which the test says what happens to it."""
+
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, placement, options, on_loaded, on_gone):
+        self.placement, self.options = placement, options
+        self._on_loaded, self._on_gone = on_loaded, on_gone
+        self.loaded, self.batch = [], []
+        self.is_leaving = self.is_gone = False
+        Worker.made.append(self)
+
+    @property
+    def numbers(self):
+        return [(each.model, each.number) for each in self.options.versions]
+
+    @property
+    def is_ready(self):
+        return bool(self.loaded) and not self.is_leaving and not self.is_gone
+
+    def load(self, *errors):
+        """Tells that it has loaded its models, but those that have an error."""
+        known = dict(errors)
+        self.loaded = [Loaded(known.get(each.number, "")) for each in self.options.versions]
+        self._on_loaded(self)
+
+    def die(self):
+        self.is_gone = True
+        self._on_gone(self, "It was killed.")
+
+    def leave(self):
+        self.is_leaving = True
+        if not self.batch:
+            self.kill()
+
+    def kill(self):
+        self.is_leaving = True
+        asyncio.get_running_loop().call_soon(self.die)
+
+
+def run(script, monkeypatch):
+    """Runs `script(fleet, made, free, lost)` in a loop."""
+
+    async def begin():
+        Worker.made = []
+        free, lost = [], []
+        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append)
+        await script(fleet, Worker.made, free, lost)
+
+    monkeypatch.setattr(fleets, "ServingWorker", Worker)
+    monkeypatch.setattr(fleets, "_PAUSE", 0.001)
+    asyncio.run(begin())
+
+
+async def soon():
+    await asyncio.sleep(0.05)
+
+
+def test_all_workers_start_at_once(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        assert [worker.placement.rank for worker in made] == [0, 1]
+        assert fleet.states("m") == [(1, "LOADING", "")]
+        made[1].load()
+        assert free == [made[1]]
+        assert fleet.states("m") == [(1, "AVAILABLE", "")]
+        assert await fleet.outcome("m") == ""
+
+    run(script, monkeypatch)
+
+
+def test_a_new_version_reaches_one_worker_after_another(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        fleet.want([version(2)])
+        assert len(made) == 3 and made[2].numbers == [("m", 2)]
+        assert fleet.states("m") == [(2, "LOADING", ""), (1, "AVAILABLE", "")]
+        made[2].load()
+        assert made[0].is_leaving and not made[1].is_leaving
+        await soon()
+        assert len(made) == 4
+        assert fleet.states("m") == [(2, "AVAILABLE", ""), (1, "AVAILABLE", "")]
+        made[3].load()
+        await soon()
+        assert fleet.workers == [made[2], made[3]]
+        assert len(made) == 4
+        assert fleet.states("m") == [(2, "AVAILABLE", ""), (1, "END", "")]
+
+    run(script, monkeypatch)
+
+
+def test_a_version_that_fails_stays_with_one_worker(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1), version(5, "other")])
+        made[0].load()
+        made[1].load()
+        fleet.want([version(2), version(5, "other")])
+        made[2].load((2, "no such layer"))
+        await soon()
+        assert len(made) == 3
+        assert fleet.workers == made[:2]
+        assert fleet.states("m") == [(2, "END", "no such layer"), (1, "AVAILABLE", "")]
+        # A worker that dies is replaced by one with the last version that could be served.
+        made[0].die()
+        assert made[3].numbers == [("m", 1), ("other", 5)]
+        # Other files of the same version are tried.
+        made[3].load()
+        fleet.want([version(2, stamp=1), version(5, "other")])
+        assert made[4].numbers == [("m", 2), ("other", 5)]
+
+    run(script, monkeypatch)
+
+
+def test_a_version_that_kills_its_workers_is_given_up(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        fleet.want([version(2)])
+        for place in (2, 3, 4):
+            assert len(made) == place + 1
+            made[place].die()
+            await soon()
+        assert len(made) == 5
+        assert fleet.workers == made[:2]
+        assert fleet.states("m")[0] == (2, "END", "It was killed.")
+
+    run(script, monkeypatch)
+
+
+def test_a_start_that_fails_says_why(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        waiting = asyncio.create_task(fleet.outcome("m"))
+        made[0].load((1, "no such layer"))
+        assert await waiting == "no such layer"
+
+    run(script, monkeypatch)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_requests_are_told(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        made[0].batch = ["a request"]
+        made[0].die()
+        assert lost == [made[0]]
+        assert fleet.restarts == 1
+        assert len(made) == 3 and made[2].placement == made[0].placement
+        made[2].load()
+        assert fleet.workers == [made[2], made[1]]
+
+    run(script, monkeypatch)
+
+
+def test_a_change_in_the_middle_of_another(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        fleet.want([version(2)])
+        fleet.want([version(3)])
+        made[2].load()  # with version 2, which nobody wants any more
+        await soon()
+        while not all(worker.numbers == [("m", 3)] for worker in fleet.workers):
+            made[-1].load()
+            await soon()
+        assert len(fleet.workers) == 2
+
+    run(script, monkeypatch)
+
+
+def test_workers_leave_when_there_is_nothing_to_serve(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        fleet.want([])
+        await soon()
+        assert fleet.workers == []
+        made[1].load()  # too late
+        await soon()
+        assert fleet.workers == []
+        fleet.want([version(4)])
+        assert [worker.numbers for worker in made[2:]] == [[("m", 4)], [("m", 4)]]
+
+    run(script, monkeypatch)
+
+
+def test_the_end_waits_for_all(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        await fleet.end()
+        assert all(worker.is_gone for worker in made)
+        assert len(made) == 2
+
+    run(script, monkeypatch)
