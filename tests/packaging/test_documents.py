@@ -75,7 +75,10 @@ def test_table_of_variables_is_complete() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor", "run", "compare", "env", "tune", "train", "jobs list", "jobs logs", "jobs wait"],
+    [
+        *("doctor", "run", "compare", "env", "tune", "train", "serve"),
+        *("jobs list", "jobs logs", "jobs wait"),
+    ],
 )
 def test_options_of_the_command_line_are_listed(
     command: str, capsys: pytest.CaptureFixture[str]
