@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanotf.inference.signature import Signature
 
 JSON = "application/json"
+ENCODING = "content-encoding"  # the header of a compressed body
 
 
 class Refusal(Exception):

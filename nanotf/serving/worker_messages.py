@@ -40,7 +40,6 @@ class Loaded:
 
     error: str = ""  # why it cannot be served; then the rest means nothing
     described: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # by interface
-    is_own_code: bool = False  # whether code beside the model answers its requests
     # The signatures whose rows may depend on each other, each with the reason.
     kept_together: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # that loading it took

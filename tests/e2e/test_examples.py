@@ -25,6 +25,7 @@ PARTITIONS = "partitions"  # `nanotf run --smp` runs it
 SEARCH = "search"  # needs Optuna
 FOLDS = "k_fold"  # items of `nanotf.map`
 OPTIMIZE = "optimize_model"  # `nanotf.inference`
+SERVED = "serve_model"  # starts `nanotf serve`
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -105,6 +106,17 @@ def test_optimize_model(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+def test_serve_model(tmp_path: pathlib.Path) -> None:
+    for package in ("httptools", "orjson", "uvloop"):
+        pytest.importorskip(package)
+    output = _run(tmp_path, EXAMPLES / f"{SERVED}.py", "--workers", "1")
+    assert _accuracy(output) > 0.8
+    difference = re.search(r"difference from predict: (\S+)$", output, re.MULTILINE)
+    assert difference is not None, output
+    assert float(difference[1]) <= 1e-5
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -132,5 +144,5 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS, OPTIMIZE}
-    other |= {SEARCH, IMPORTED, TRANSFORMERS}
+    other |= {SEARCH, IMPORTED, SERVED, TRANSFORMERS}
     assert found == {*SCRIPTS, *other}

@@ -77,16 +77,8 @@ def test_table_of_variables_is_complete() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "doctor",
-        "run",
-        "compare",
-        "env",
-        "tune",
-        "train",
-        "optimize",
-        "jobs list",
-        "jobs logs",
-        "jobs wait",
+        *("doctor", "run", "compare", "env", "tune", "train", "serve", "optimize"),
+        *("jobs list", "jobs logs", "jobs wait"),
     ],
 )
 def test_options_of_the_command_line_are_listed(
@@ -106,6 +98,30 @@ def test_options_of_the_command_line_are_listed(
     listed = {word for name in names_in_first_column(section) for word in name.split()}
     missing = {option for option in given if option not in listed} - {"-h", "--help"}
     assert missing == set()
+
+
+def test_kubernetes_example_ends_after_its_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its options exist, and its pods get the time that the server takes to end."""
+    text = (ROOT / "examples/kubernetes/serve.yaml").read_text()
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    known = re.findall(r"--[a-z][\w-]*", capsys.readouterr().out)
+    given = dict(re.findall(r"^ +- (--[\w-]+)=?(\S*)$", text, re.MULTILINE))
+    assert "--drain-delay" in given
+    assert set(given) <= set(known)
+    (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
+    (end,) = re.findall(
+        r"^END_SECONDS = ([\d.]+)", (ROOT / "nanotf/serving/front/server.py").read_text(), re.M
+    )
+    assert int(grace) > int(given["--drain-delay"]) + float(end)
+
+
+def test_table_of_container_variables_is_complete() -> None:
+    listed = names_in_first_column((DOCS / "how-to/containers.md").read_text())
+    settings = ROOT / "nanotf/sagemaker/serving/container_settings.py"
+    read = set(re.findall(r'"(SAGEMAKER_\w+)"', settings.read_text()))
+    assert len(read) > 10
+    assert {name for name in listed if name.startswith("SAGEMAKER_")} == read
 
 
 def test_every_public_name_has_an_entry() -> None:

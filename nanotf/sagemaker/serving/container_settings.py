@@ -1,8 +1,7 @@
-"""The variables by which SageMaker configures a container that serves, and its command `serve`.
+"""The variables by which SageMaker configures a container that serves.
 
-SageMaker starts a container as `docker run IMAGE serve`. An image whose entry point is `nanotf`
-then runs `nanotf serve` without a model; an image with a program `serve` of its own runs
-`container_command`, which says the same with all its words.
+SageMaker starts a container as `docker run IMAGE serve`. The image then runs `nanotf serve --host
+0.0.0.0`, without a model: it serves the folder that these variables name.
 
 | variable | if not set | meaning here |
 | --- | --- | --- |
@@ -95,15 +94,6 @@ def from_environment(environ: Mapping[str, str]) -> ContainerSettings:
         max_body=(_number(given, "SAGEMAKER_MAX_PAYLOAD_IN_MB") or 100) * _MIB,
         accept=given.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", JSON),
     )
-
-
-def container_command(settings: ContainerSettings) -> list[str]:
-    """Returns the command that a program `serve` in a container has to become.
-
-    It leaves the other settings to the variables, which `nanotf serve` reads, too.
-    """
-    place = ["--host", "0.0.0.0", "--port", str(settings.port)]
-    return ["nanotf", "serve", str(settings.folder), *place]
 
 
 def _batches(given: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -15,10 +15,9 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.serving.computing import batches
 from nanotf.serving.computing.loaded_model import LoadedModel
-from nanotf.serving.interface import Decoded, Interface, Refusal, Request, Response
+from nanotf.serving.interface import ENCODING, Decoded, Interface, Refusal, Request, Response
 
 _GZIP = ("gzip", "x-gzip")
-_ENCODING = "content-encoding"
 _Made = TypeVar("_Made")
 
 
@@ -118,7 +117,7 @@ class Answering:
 
     def _inflated(self, request: Request) -> Request:
         """Returns a request whose body is not compressed."""
-        encoding = request.headers.get(_ENCODING, "").strip().lower()
+        encoding = request.headers.get(ENCODING, "").strip().lower()
         if encoding in ("", "identity"):
             return request
         if encoding not in _GZIP:

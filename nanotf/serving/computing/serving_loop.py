@@ -73,7 +73,7 @@ def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: 
         )
         return Loaded(error=f"{type(error).__name__}: {error}"[:_TEXT])
     seconds = time.perf_counter() - begin
-    return Loaded("", described, bool(own), dict(model.kept_together), seconds)
+    return Loaded("", described, dict(model.kept_together), seconds)
 
 
 def _warm_up(model: LoadedModel, most_rows: int) -> None:

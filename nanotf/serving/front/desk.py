@@ -17,7 +17,7 @@ from nanotf.serving.front.dispatcher import Dispatcher, not_found
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
-from nanotf.serving.interface import Interface, Refusal, Response, RoutedRequest
+from nanotf.serving.interface import ENCODING, Interface, Refusal, Response, RoutedRequest
 from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
@@ -117,10 +117,18 @@ class Desk:
         if not isinstance(found, RoutedRequest):
             return found
         key = self._key_of(found)
+        request, encoding = found.request, incoming.headers.get(ENCODING)
+        if encoding is not None:  # workers inflate bodies, whatever the interface
+            request = dataclasses.replace(request, headers={**request.headers, ENCODING: encoding})
         deadline = incoming.began + self._timeout
-        self._dispatcher.submit(
-            Pending(incoming, interface, found.request, key, deadline, self._answered)
-        )
+        try:
+            self._dispatcher.submit(
+                Pending(incoming, interface, request, key, deadline, self._answered)
+            )
+        except Refusal as refusal:
+            seconds = time.monotonic() - incoming.began
+            self._counters.answered(key[0], request.verb, refusal.status, seconds)
+            raise
         return True
 
     def _key_of(self, call: RoutedRequest) -> Key:

@@ -20,6 +20,7 @@ from nanotf.serving.interface import Refusal, Response
 
 _BUSY = "The server has as many requests as it can answer in time. Try again later."
 _LATE = "The server could not answer in time."
+_LOST_CODE = "The process that computed the answer died. See the server's log."
 _LOST = (
     "The process that computed the answer died, and so did another one that was asked again. See "
     "the server's log."
@@ -105,10 +106,12 @@ class Dispatcher:
         for pending in reversed(worker.batch):
             is_late = time.monotonic() > pending.deadline
             place = worker.place_of(pending.key)
-            runs_code = place is not None and worker.loaded[place].is_own_code
+            runs_code = place is not None and worker.options.versions[place].code is not None
             if is_late:
                 pending.refuse(Refusal(504, _LATE))
-            elif pending.was_lost or runs_code:  # code may have done something already
+            elif runs_code:  # the user's code may have done something already
+                pending.refuse(Refusal(500, _LOST_CODE))
+            elif pending.was_lost:
                 pending.refuse(Refusal(500, _LOST))
             else:
                 pending.was_lost = True

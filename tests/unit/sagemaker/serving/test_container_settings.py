@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.sagemaker.serving.container_settings import container_command, from_environment
+from nanotf.sagemaker.serving.container_settings import from_environment
 
 TFS = "SAGEMAKER_TFS_"
 BATCHES = {f"{TFS}ENABLE_BATCHING": "True"}
@@ -90,11 +90,3 @@ def test_variables(variables: dict[str, str], wanted: dict[str, Any]) -> None:
 def test_values_that_cannot_be_used(name: str, given: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{name} {text}"):
         from_environment({name: given})
-
-
-def test_command_of_a_container() -> None:
-    settings = from_environment({"SAGEMAKER_BIND_TO_PORT": "9000"})
-    assert container_command(settings) == [
-        *("nanotf", "serve", "/opt/ml/model"),
-        *("--host", "0.0.0.0", "--port", "9000"),
-    ]

@@ -27,9 +27,10 @@ LIMITS = ServerLimits(
 class Worker:
     """A worker without a process. It answers when the test says so."""
 
-    def __init__(self, *keys, is_own_code=False):
+    def __init__(self, *keys, code=None):
         self.keys = dict.fromkeys(keys or [("m", None)], 0)
-        self.loaded = [Loaded(is_own_code=is_own_code)]
+        self.loaded = [Loaded()]
+        self.options = types.SimpleNamespace(versions=[types.SimpleNamespace(code=code)])
         self.batch, self.since, self.is_ready, self.aborted = [], 0.0, True, False
         self.asked = []
         self.placement = types.SimpleNamespace(cores=(0,))
@@ -180,7 +181,7 @@ def test_requests_of_a_worker_that_died_are_tried_once_more_alone():
 
 def test_requests_for_code_of_the_user_are_not_tried_again():
     async def script(dispatcher, requests, turn):
-        worker = Worker(is_own_code=True)
+        worker = Worker(code="code")
         dispatcher.is_free(worker)
         dispatcher.submit(requests.make(b"a"))
         await turn()
