@@ -17,7 +17,7 @@ from nanotf.sagemaker.serving.container_settings import ContainerSettings
 _EXTRA = ("httptools", "orjson", "uvloop")
 _MIB = 1 << 20
 # Of options that a container's variables may set.
-_DEFAULTS = {"num_processes": topology.AUTO, "max_batch": 32, "queue": 1000}
+_DEFAULTS = {"host": "127.0.0.1", "num_processes": topology.AUTO, "max_batch": 32, "queue": 1000}
 
 
 def add_command(commands: Any) -> None:
@@ -69,7 +69,7 @@ def _add_models(serve: argparse.ArgumentParser) -> None:
 
 def _add_address(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on; default %(default)s"
+        "--host", help="the address to listen on; default 127.0.0.1, in a SageMaker container all"
     )
     serve.add_argument("--port", type=int, help="0 for any that is free; default 8080")
     serve.add_argument(
@@ -167,6 +167,7 @@ def _complete(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
     has_models = (parsed.model, parsed.models_dir, parsed.config) != (None, None, None)
     if not has_models and settings.folder.is_dir():
         parsed.model, parsed.unpacked = str(settings.folder), True
+        parsed.host = parsed.host or "0.0.0.0"  # as SageMaker needs of a container
     found = {
         "port": settings.port,
         "num_processes": settings.workers and str(settings.workers),

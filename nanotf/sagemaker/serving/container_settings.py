@@ -1,7 +1,7 @@
 """The variables by which SageMaker configures a container that serves.
 
-SageMaker starts a container as `docker run IMAGE serve`. The image then runs `nanotf serve --host
-0.0.0.0`, without a model: it serves the folder that these variables name.
+SageMaker starts a container as `docker run IMAGE serve`. `nanotf serve` without a model then serves
+the folder that these variables name, on all interfaces.
 
 | variable | if not set | meaning here |
 | --- | --- | --- |
