@@ -38,7 +38,6 @@ def add_command(commands: Any) -> None:
     optimize.add_argument(
         "--engines",
         type=_names,
-        default="auto",
         metavar="NAMES",
         help="the engines to try, separated by commas; default all",
     )
@@ -94,11 +93,14 @@ def _optimize(parsed: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the table is what users want to see
     from nanotf.inference import optimizing  # imports NumPy
 
-    options = {"tolerance": parsed.tolerance, "seconds": parsed.seconds}
+    options = {
+        "engines": parsed.engines,
+        "tolerance": parsed.tolerance,
+        "seconds": parsed.seconds,
+    }
     result = optimizing.optimize(
         parsed.model,
         _rows(parsed.rows),
-        engines=parsed.engines,
         precisions=parsed.precision,
         batch_sizes=parsed.batch_sizes,
         threads=parsed.threads,

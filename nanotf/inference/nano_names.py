@@ -149,11 +149,8 @@ class InferenceOptimizer:
         if use_ipex:
             raise _meaningless("use_ipex", use_ipex, "It is of PyTorch.")
         check_choice_or_none("accelerator", accelerator, ACCELERATORS[1:])
-        found = self._found().best_candidate(
-            engine=accelerator,
-            precision=_precision(precision),
-            metric_loss=_relative(accuracy_criterion),
-        )
+        chosen, loss = _precision(precision), _relative(accuracy_criterion)
+        found = self._found().best_candidate(engine=accelerator, precision=chosen, metric_loss=loss)
         name = next(name for name, each in self.optimized_model_dict.items() if each is found)
         return self.get_model(name), name
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ from nanotf.inference.optimize_result import (
 )
 from nanotf.inference.signature import DEFAULT
 from nanotf.parent.map import mapping
+
+_REASON = 240  # characters; converters quote whole graphs
 
 
 def optimize(
@@ -352,4 +355,5 @@ def _failed(engine: str, precision: str, error: BaseException, seconds: float) -
 
 
 def _line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+    """Returns the beginning of a text; `Candidate.error` has the whole."""
+    return textwrap.shorten(text.strip().partition("\n")[0], _REASON, placeholder=" ...")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import failing_engines
@@ -16,6 +18,13 @@ from nanotf.inference import optimize_result
 from nanotf.inference.engines import engine_table
 
 L = tf.keras.layers
+
+
+@pytest.fixture(autouse=True)
+def _no_result_stays() -> Iterator[None]:
+    """Deletes the folders of results that exceptions of `pytest.raises` refer to in circles."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
