@@ -158,7 +158,8 @@ soak: $(STAMP)
 # quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.
 .PHONY: bench
 bench: $(STAMP)
-	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet 'matplotlib>=3.8'
+	$(BIN)/python -c 'import matplotlib, fastapi, starlette, uvicorn' 2>/dev/null \
+		|| $(BIN)/pip install --quiet 'matplotlib>=3.8' fastapi starlette uvicorn
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Trains with 2, 4, 8, ... workers, up to one for each core; under 20 minutes. ARGS="--quick" takes 5.

@@ -176,9 +176,7 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
 RIVALS = ("predict", "function")  # of `benchmarks.serving`
 
 
-def times_cheaper(
-    rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any], rival: str
-) -> Maybe:
+def times_cheaper(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any], rival: str) -> Maybe:
     """Returns a rival's processor time per request, of the same model, over that of a server."""
     for other in rows:
         if (other["model"], other["server"]) == (row["model"], rival):

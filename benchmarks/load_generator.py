@@ -17,6 +17,7 @@ import json
 import pathlib
 import random
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,7 +125,7 @@ class Generator:
         """Asks until the time is over, and waits for the answers."""
         load = self._load
         await asyncio.gather(*(self._connect() for _ in range(load.connections)))
-        self._begin = self._loop.time()
+        self._begin = time.monotonic()  # uvloop's own clock counts milliseconds
         self._end = self._begin + load.seconds
         if load.rate:
             await self._ask_at_rate(load.rate)
@@ -133,7 +134,7 @@ class Generator:
                 self._ask(connection, self._begin)
             await asyncio.sleep(load.seconds)
         limit = self._end + LAST_SECONDS
-        while self._answers + self._lost < self._asked and self._loop.time() < limit:
+        while self._answers + self._lost < self._asked and time.monotonic() < limit:
             await asyncio.sleep(0.01)
         for connection in list(self._open):
             connection.close()
@@ -148,7 +149,7 @@ class Generator:
         draw = random.Random(1)
         due = self._begin
         while (due := due + draw.expovariate(rate)) < self._end:
-            if (wait := due - self._loop.time()) > 0:
+            if (wait := due - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
             elif not self._asked % 64:
                 await asyncio.sleep(0)  # late; answers must be read all the same
@@ -165,7 +166,7 @@ class Generator:
 
     def is_free(self, connection: _Connection) -> None:
         """Takes note of a connection that may ask."""
-        now = self._loop.time()
+        now = time.monotonic()
         if self._due:
             connection.ask(self._due.popleft())
         elif self._begin and not self._load.rate and now < self._end:
@@ -175,7 +176,7 @@ class Generator:
 
     def answered(self, due: float, status: int, body: bytes) -> None:
         """Counts an answer."""
-        self._last = self._loop.time()
+        self._last = time.monotonic()
         self._answers += 1
         self._times[status].append(self._last - due)
         if status == 200:
@@ -187,7 +188,7 @@ class Generator:
         if connection in self._free:
             self._free.remove(connection)
         self._lost += was_asked
-        if self._loop.time() < self._end:
+        if time.monotonic() < self._end:
             self._loop.create_task(self._connect())
 
     def result(self) -> dict[str, Any]:

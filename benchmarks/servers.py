@@ -47,8 +47,8 @@ class Block:
 
     Args:
         rate: float, answers with status 200 per second.
-        front, workers: float, processor time in seconds per answer: of the process that listens, and
-            of all others.
+        front, workers: float, processor time in seconds per answer: of the process that listens,
+            and of all others.
         batch: float or None, seconds that a worker took for a batch, on average.
         others: float, the share of all cores that other programs used.
         seen: dict, see `load_generator.Generator.result`, without the last answer.
@@ -144,9 +144,7 @@ class BenchmarkedServer:
             ServerError: A request was not answered, no answer was right, or an answer was an error
                 other than that there is too much to do.
         """
-        load = Load(
-            self._port, self._path, str(self._files.request), connections, seconds, rate
-        )
+        load = Load(self._port, self._path, str(self._files.request), connections, seconds, rate)
         command = [sys.executable, "-m", "benchmarks.load_generator"]
         command.append(json.dumps(dataclasses.asdict(load)))
         others_pids = [p.pid for p in psutil.Process(self.popen.pid).children(recursive=True)]

@@ -12,8 +12,8 @@ else the machine does, unlike requests per second, of which the clients take a p
 
 Then, for nanotf alone: **one client**, whose time per request is compared with the worker's for the
 same requests; **70 %** of the requests per second of the rounds, at random moments: the 99th
-percentile is compared with the time of a batch; **overload**: twice the requests of the rounds, at
-a server with `--max-latency`: what it answers is compared with what it answers without overload.
+percentile is compared with the time of a batch; **overload**: twice the requests that it can answer
+to many clients, at a server with `--max-latency`: how many of them it answers, and how late.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.served_models import MODELS
 from benchmarks.servers import BenchmarkedServer, Block, Files, ServerError
 from nanotf.errors import NanoError
 
-OVERLOAD_CONNECTIONS = 256
+OVERLOAD_CONNECTIONS = 512
 LATENCIES = 20  # `--max-latency` under overload, in times of a batch
 LEAST_LATENCY = 0.05  # s
 
@@ -148,9 +148,7 @@ class Comparison:
         self._blocks.setdefault(name, []).append(block)
 
     def _last(self) -> str:
-        return ", ".join(
-            f"{name} {self._blocks[name][-1].rate:.0f}/s" for name in self._servers
-        )
+        return ", ".join(f"{name} {self._blocks[name][-1].rate:.0f}/s" for name in self._servers)
 
     def _row(self, name: str) -> dict[str, Any]:
         blocks = self._blocks[name]
@@ -175,10 +173,11 @@ class Comparison:
             row["front, wrk"] = server.front_by_wrk(wrk, plan.connections, seconds)
         batch = row["70 %"]["batch"]
         limit = round(1e3 * max(LEAST_LATENCY, LATENCIES * batch))
+        # More clients make larger batches.
+        capacity = server.run(OVERLOAD_CONNECTIONS, plan.seconds).rate
         limited = self._started(name, "--max-latency", str(limit))
         try:
-            # It learns how long a batch takes, with what it can answer.
-            capacity = limited.run(plan.connections, plan.seconds).rate
+            limited.run(plan.connections, plan.seconds)  # it learns how long a batch takes
             block = limited.run(OVERLOAD_CONNECTIONS, plan.seconds, 2 * capacity)
         finally:
             limited.end()

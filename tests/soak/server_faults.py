@@ -24,6 +24,7 @@ from server_clients import ROWS, Clients, Seen
 from tests.e2e.served import Served, serving
 
 WORKERS = 2
+BATCH = 4  # rows
 QUEUE = 8  # requests that may wait
 MODEL = "digits"
 _RESTARTS = "nanotf_worker_restarts_total"
@@ -198,7 +199,8 @@ class Faults:
             )
         finally:
             for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it was about to leave
+                    os.kill(pid, signal.SIGCONT)
 
     def wait_for_answers(self, number: int = 50) -> None:
         """Waits for more right answers."""
@@ -220,7 +222,8 @@ def asked_server(
     """Serves a first version in this context, with clients that ask."""
     versions = Versions(folder / MODEL)
     first = versions.add()
-    words = [str(folder / MODEL), "-n", str(WORKERS), "--poll", "0.2", "--queue", str(QUEUE)]
+    words = [str(folder / MODEL), "-n", str(WORKERS), "--poll", "0.2"]
+    words += ["--queue", str(QUEUE), "--max-batch", str(BATCH)]
     with (
         serving(folder / "server", *words) as server,
         Clients(server.port, good, bad, seed) as clients,
@@ -238,7 +241,8 @@ def run(folder: pathlib.Path, kills: int, reloads: int, seed: int) -> Outcome:
         seed: int.
     """
     # More clients than workers and the queue hold, so that the queue can be full.
-    with asked_server(folder, seed, good=QUEUE + 2 * WORKERS, bad=2) as (server, clients, faults):
+    good = QUEUE + BATCH * WORKERS + 4
+    with asked_server(folder, seed, good, bad=2) as (server, clients, faults):
         front = server.process.pid
         faults.wait_for_answers()
         before = Sizes.of(front)

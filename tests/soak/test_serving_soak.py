@@ -11,9 +11,9 @@ pytest.importorskip("httptools")
 
 import server_faults
 from faults import seed_of_today
+from server_faults import Outcome
 
 import nanotf
-from server_faults import Outcome
 
 MIB = 1 << 20
 # Python's and TensorFlow's allocators take memory in steps of this size at any time.
