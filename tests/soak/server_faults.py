@@ -19,15 +19,17 @@ from typing import Any
 
 import psutil
 import tensorflow as tf
-from server_clients import ROWS, Clients, Seen
+from server_clients import ROWS, Clients, Seen, ask_raw, status_of
 
 from tests.e2e.served import Served, serving
 
 WORKERS = 2
-BATCH = 4  # rows
-QUEUE = 8  # requests that may wait
+GOOD, BAD = 8, 2  # clients
+QUEUE = 32  # requests that may wait; more than the clients send
+MOST_WAITING = 500  # requests that fill the queue, and the batches of the workers
 MODEL = "digits"
 _RESTARTS = "nanotf_worker_restarts_total"
+_FULL = 'nanotf_rejected_total{reason="full"}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,19 +190,24 @@ class Faults:
         self._server.wait_until(is_over, f"version {number - 1} is still served")
 
     def fill_queue(self) -> None:
-        """Stops the workers until requests are refused, then lets them continue."""
-        refused = self._clients.seen.refused
+        """Stops the workers, asks until a request is refused, and lets them continue."""
+        before = self._server.metric(_FULL)
         stopped = self._server.workers()
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            self._server.wait_until(
-                lambda: self._clients.seen.refused > refused, "no request is refused"
-            )
-        finally:
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):  # it was about to leave
-                    os.kill(pid, signal.SIGCONT)
+        with contextlib.ExitStack() as stack:
+            sockets = []
+            try:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                # One by one, as each must have come before the next look.
+                while self._server.metric(_FULL) == before:
+                    assert len(sockets) < MOST_WAITING, "no request is refused"
+                    sockets.append(stack.enter_context(ask_raw(self._server.port)))
+            finally:
+                for pid in stopped:
+                    with contextlib.suppress(ProcessLookupError):  # it was about to leave
+                        os.kill(pid, signal.SIGCONT)
+            statuses = [status_of(sock) for sock in sockets]
+            assert set(statuses) <= {200, 429}, statuses
 
     def wait_for_answers(self, number: int = 50) -> None:
         """Waits for more right answers."""
@@ -216,17 +223,15 @@ class Faults:
 
 
 @contextlib.contextmanager
-def asked_server(
-    folder: pathlib.Path, seed: int, good: int, bad: int
-) -> Iterator[tuple[Served, Clients, Faults]]:
+def asked_server(folder: pathlib.Path, seed: int) -> Iterator[tuple[Served, Clients, Faults]]:
     """Serves a first version in this context, with clients that ask."""
     versions = Versions(folder / MODEL)
     first = versions.add()
     words = [str(folder / MODEL), "-n", str(WORKERS), "--poll", "0.2"]
-    words += ["--queue", str(QUEUE), "--max-batch", str(BATCH)]
+    words += ["--queue", str(QUEUE)]
     with (
         serving(folder / "server", *words) as server,
-        Clients(server.port, good, bad, seed) as clients,
+        Clients(server.port, GOOD, BAD, seed) as clients,
     ):
         clients.expected[1] = first
         yield server, clients, Faults(server, clients, versions, seed)
@@ -240,9 +245,7 @@ def run(folder: pathlib.Path, kills: int, reloads: int, seed: int) -> Outcome:
         kills, reloads: int, how many.
         seed: int.
     """
-    # More clients than workers and the queue hold, so that the queue can be full.
-    good = QUEUE + BATCH * WORKERS + 4
-    with asked_server(folder, seed, good, bad=2) as (server, clients, faults):
+    with asked_server(folder, seed) as (server, clients, faults):
         front = server.process.pid
         faults.wait_for_answers()
         before = Sizes.of(front)
@@ -294,7 +297,7 @@ def growths(folder: pathlib.Path, first: float, last: float, seed: int) -> tuple
     Returns:
         The growth of each process, and what the clients saw.
     """
-    with asked_server(folder, seed, good=8, bad=1) as (server, clients, faults):
+    with asked_server(folder, seed) as (server, clients, faults):
         began = time.monotonic()
         pids = _processes(server)
         found: Sequence[Any] = ()
