@@ -86,9 +86,13 @@ class Outcome:
     longest: float
 
     @property
-    def lost(self) -> list[tuple[float, str]]:
+    def lost(self) -> list[str]:
         """The requests without an answer that were sent before SIGTERM."""
-        return [each for each in self.seen.lost if each[0] < self.ended_at]
+        return [
+            f"sent {1000 * (self.ended_at - sent):.1f} ms before SIGTERM: {why}"
+            for sent, why in self.seen.lost
+            if sent < self.ended_at
+        ]
 
     def text(self) -> str:
         """Returns it as lines."""

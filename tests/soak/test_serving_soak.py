@@ -35,7 +35,7 @@ def _number(name: str, default: int) -> int:
 def _assert_as_promised(outcome: Outcome) -> None:
     seen = outcome.seen
     assert not seen.wrong, "\n".join(seen.wrong[:20])
-    assert not outcome.lost, "\n".join(why for _, why in outcome.lost[:20])
+    assert not outcome.lost, "\n".join(outcome.lost[:20])
     assert outcome.exit_code == 0
     assert set(seen.answers) >= {1, outcome.reloads + 1}
     assert outcome.after.resident - outcome.before.resident < FRONT_GROWTH, outcome.text()
