@@ -28,7 +28,7 @@ LAST_SECONDS = 30.0  # for the answers to what was asked before the end
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What clients ask, and how often.
+    """The requests of clients, and their number.
 
     Args:
         port: int, of the server on 127.0.0.1.

@@ -43,7 +43,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What clients have seen in a block, and what it cost.
+    """The answers of a block, and their cost.
 
     Args:
         rate: float, answers with status 200 per second.

@@ -43,7 +43,7 @@ LEAST_LATENCY = 0.05  # s
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The measurements to make.
 
     Args:
         models: tuple of str, keys of `MODELS`.

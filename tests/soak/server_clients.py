@@ -25,7 +25,7 @@ _PAUSE = 0.02  # s, after a refusal
 
 @dataclasses.dataclass
 class Seen:
-    """What the clients of a server have seen.
+    """The answers that the clients of a server have got.
 
     Attributes:
         answers: dict of a version's number to how many answers came from it.

@@ -65,7 +65,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a run with faults.
+    """The result of a run with faults.
 
     Args:
         seen: `Seen`, by the clients.
