@@ -49,6 +49,7 @@ class Clients:
         port: int, of the server.
         good, bad: int, how many clients of each kind.
         seed: int.
+        first: array, the predictions of version 1 for `ROWS`.
 
     Attributes:
         seen: `Seen`.
@@ -56,10 +57,10 @@ class Clients:
         is_ending: bool, whether the server may close connections.
     """
 
-    def __init__(self, port: int, good: int, bad: int, seed: int) -> None:
+    def __init__(self, port: int, good: int, bad: int, seed: int, first: Any) -> None:
         self._port = port
         self.seen = Seen()
-        self.expected: dict[int, Any] = {}
+        self.expected: dict[int, Any] = {1: first}
         self.is_ending = False
         self._over = threading.Event()
         self._lock = threading.Lock()  # of `seen`

@@ -235,9 +235,8 @@ def asked_server(folder: pathlib.Path, seed: int) -> Iterator[tuple[Served, Clie
     words += ["--queue", str(QUEUE)]
     with (
         serving(folder / "server", *words) as server,
-        Clients(server.port, GOOD, BAD, seed) as clients,
+        Clients(server.port, GOOD, BAD, seed, first) as clients,
     ):
-        clients.expected[1] = first
         yield server, clients, Faults(server, clients, versions, seed)
 
 
