@@ -119,6 +119,7 @@ class Generator:
         self._open: set[_Connection] = set()
         self._asked = self._answers = self._lost = 0
         self._times: collections.defaultdict[int, list[float]] = collections.defaultdict(list)
+        self._late: list[float] = []
         self._body = b""
 
     async def run(self) -> None:
@@ -154,6 +155,7 @@ class Generator:
             elif not self._asked % 64:
                 await asyncio.sleep(0)  # late; answers must be read all the same
             if self._free:
+                self._late.append(time.monotonic() - due)
                 self._ask(self._free.popleft(), due)
             else:
                 self._due.append(due)
@@ -197,7 +199,9 @@ class Generator:
         Returns:
             A dict: `seconds` from the first request to the last answer; `asked`, `lost` (without an
             answer); `answers`, for each status a dict of `count` and the times `mean`, `p50`,
-            `p99`, `max` in s; `body`, the last answer with status 200.
+            `p99`, `max` in s; `body`, the last answer with status 200; `late`, the 99th percentile
+            of the seconds by which the clients themselves asked later than was due, although a
+            connection was free: times that are not much longer tell nothing about the server.
         """
         return {
             "seconds": max(self._last - self._begin, 1e-9),
@@ -205,6 +209,7 @@ class Generator:
             "lost": self._asked - self._answers,
             "answers": {status: _summary(times) for status, times in self._times.items()},
             "body": self._body.decode(errors="replace"),
+            "late": _summary(self._late)["p99"] if self._late else 0.0,
         }
 
 

@@ -366,6 +366,7 @@ def serving(found: Mapping[str, Any]) -> str:
 
 def _at_ease(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ["ms", "one client", "of it the batch", "70 %: p50", "p99", "a batch", "p99 / batch"]
+    header.append("clients late, p99")
     cells = []
     for r in rows:
         one, most = r["one"], r["70 %"]
@@ -376,6 +377,7 @@ def _at_ease(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{r['model']}, {r['server']}",
                 *(number(1e3 * seconds, 2) for seconds in times),
                 number(busy["p99"] / most["batch"], 1),
+                number(1e3 * most["seen"]["late"], 2),
             ]
         )
     return table(header, cells)
@@ -383,7 +385,7 @@ def _at_ease(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _overloaded(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ["twice too much", "asked/s", "answered/s", "of capacity", "p99, ms", "limit, ms"]
-    header.append("refused in, p99 ms")
+    header += ["refused in, p99 ms", "clients late, p99 ms"]
     cells = []
     for r in rows:
         block = r["overload"]
@@ -398,6 +400,7 @@ def _overloaded(rows: Sequence[Mapping[str, Any]]) -> str:
                 number(1e3 * good["p99"], 1),
                 number(1e3 * block["limit"], 0),
                 number(1e3 * refused["p99"] if refused else None, 1),
+                number(1e3 * seen["late"], 2),
             ]
         )
     return table(header, cells)

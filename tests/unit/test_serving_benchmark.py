@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.server
 import json
 import pathlib
@@ -90,11 +91,11 @@ def _block(rate: float, count: int, refused: int = 0) -> dict[str, Any]:
     answers = {"200": {"count": count, **times}}
     if refused:
         answers["429"] = {"count": refused, **times}
-    seen = {"seconds": 1.0, "asked": count + refused, "lost": 0, "answers": answers}
+    seen = {"seconds": 1.0, "asked": count + refused, "lost": 0, "answers": answers, "late": 1e-4}
     return {"rate": rate, "batch": 0.0015, "seen": seen}
 
 
-RESULT = {
+RESULT: dict[str, Any] = {
     "rows": [
         _row("predict", [0.1, 0.3, 0.2]),
         _row("function", [0.001, 0.003, 0.002]),
@@ -125,3 +126,13 @@ def test_the_goals_of_servers() -> None:
     assert found["serving: the front per request"].measured == pytest.approx(40)
     missing = [g for g in goals.goals({}) if g.text.startswith("serving")]
     assert [goal.met for goal in missing] == [None] * 5
+
+
+def test_clients_that_were_late_tell_nothing_about_a_server() -> None:
+    late = copy.deepcopy(RESULT)
+    for block in ("70 %", "overload"):
+        late["rows"][-1][block]["seen"]["late"] = 0.01
+    found = {goal.text: goal.met for goal in goals.goals({"serving": late})}
+    assert found["serving: p99 at 70 % load / a batch"] is None
+    assert found["serving: goodput at twice the load / capacity"] is None
+    assert found["serving: the front per request"] is True
