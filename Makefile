@@ -13,7 +13,7 @@
 #   make docs                build the documentation, strictly, into build/site
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
-#   make soak                load and faults many times over: 200 warm jobs, 100 random kills, 20 SIGTERMs
+#   make soak                load and faults many times over: 200 warm jobs, 100 random kills, 20 SIGTERMs; servers
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make scaling             compare with plain Keras for 2, 4, 8, ... workers
 #   make dist                build a release in dist: a manylinux wheel, the source distribution
@@ -147,9 +147,10 @@ clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Some 30 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run;
+# Some 60 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run;
 # NANOTF_SOAK_KILLS=n and NANOTF_SOAK_ROUNDS=n make it shorter or longer. nanotf must notice faults
-# in the promised time; on a busy machine, NANOTF_SOAK_SLACK=5 allows five times that.
+# in the promised time; on a busy machine, NANOTF_SOAK_SLACK=5 allows five times that. Servers:
+# NANOTF_SOAK_RELOADS=n new versions, NANOTF_SOAK_SECONDS=n of full load while memory must stay flat.
 .PHONY: soak
 soak: $(STAMP)
 	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)
@@ -158,7 +159,8 @@ soak: $(STAMP)
 # quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.
 .PHONY: bench
 bench: $(STAMP)
-	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet 'matplotlib>=3.8'
+	$(BIN)/python -c 'import matplotlib, fastapi, starlette, uvicorn' 2>/dev/null \
+		|| $(BIN)/pip install --quiet 'matplotlib>=3.8' fastapi starlette uvicorn
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Trains with 2, 4, 8, ... workers, up to one for each core; under 20 minutes. ARGS="--quick" takes 5.

@@ -108,12 +108,14 @@ def _measure_apart(
     of_records = ("--quick",) if chosen.quick else ()
     of_readers = ("--batches", 40, "--rounds", 1) if chosen.quick else ()
     of_partitions = ("--units", 512) if chosen.quick else ()
+    of_serving = ("--models", "cnn8", "--rounds", 1) if chosen.quick else ()
     programs = {
         "hosts": ("all-reduce between hosts", "benchmarks.hosts", of_hosts),
         "records": ("Pipe mode", "benchmarks.records", of_records),
         "items": ("small models", "benchmarks.items", of_items),
         "readers": ("datasets decoded in Python", "benchmarks.readers", of_readers),
         "partitions": ("a model in parts", "benchmarks.partitions", of_partitions),
+        "serving": ("servers", "benchmarks.serving", (*of_serving, *of_items)),
     }
     return {
         part: attempt(what, functools.partial(apart.run, module, "--json", *arguments))

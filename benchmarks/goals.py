@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import ratios
@@ -169,6 +169,47 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
         ),
         Goal("Pipe mode: 100 kB records on one core", 200.0, True, _pipe_mode(result), "MB/s"),
         Goal("1 GB array: memory beyond the parent's copy", 1.1, False, of_memory(), "GB"),
+        *_serving(result),
+    ]
+
+
+RIVALS = ("predict", "function")  # of `benchmarks.serving`
+
+
+def times_cheaper(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any], rival: str) -> Maybe:
+    """Returns a rival's processor time per request, of the same model, over that of a server."""
+    for other in rows:
+        if (other["model"], other["server"]) == (row["model"], rival):
+            return ratios.median_ratio(other["processors"], row["processors"])
+    return None
+
+
+def clients_in_time(block: Mapping[str, Any]) -> bool:
+    """Returns False if the clients were too slow to tell how fast the server was."""
+    seen = block["seen"]
+    return bool(seen["late"] <= 0.1 * seen["answers"]["200"]["p99"])
+
+
+def _serving(result: Mapping[str, Any]) -> list[Goal]:
+    """Returns the goals of servers: of the small CNN with the cheapest engine."""
+    rows = (result.get("serving") or {}).get("rows", ())
+    of_small = [r for r in rows if r["model"] == "cnn8" and r["server"] not in RIVALS]
+    best = min(of_small, key=lambda r: ratios.median(r["processors"]) or 0.0, default=None)
+    against = {rival: best and times_cheaper(rows, best, rival) for rival in RIVALS}
+    front = late = goodput = None  # the last two also if the clients were late
+    where = best["server"] if best else ""
+    if best and "overload" in best:
+        front = best.get("front, wrk") or ratios.median(best["fronts"])
+        if clients_in_time(best["70 %"]):
+            late = best["70 %"]["seen"]["answers"]["200"]["p99"] / best["70 %"]["batch"]
+        if clients_in_time(best["overload"]):
+            goodput = best["overload"]["rate"] / best["overload"]["capacity"]
+    return [
+        Goal("serving: CPU, FastAPI and predict / ours", 200, True, against["predict"], "x", where),
+        Goal("serving: CPU, Starlette / ours", 10, True, against["function"], "x", where),
+        Goal("serving: the front per request", 60, False, _times(front, 1e6), "us", where),
+        Goal("serving: p99 at 70 % load / a batch", 2, False, late, "x", where),
+        Goal("serving: goodput at twice the load / capacity", 0.9, True, goodput, "x", where),
     ]
 
 

@@ -20,6 +20,7 @@ PARTS = (
     "items",
     "readers",
     "partitions",
+    "serving",
     "memory",
 )
 QUICK_PARTS = ("models", "collectives", "memory")

@@ -96,6 +96,8 @@ def _separate(result: Mapping[str, Any]) -> list[str]:
         )
     if result.get("partitions"):
         parts.append("A model in parts, 6 dense layers\n" + partitions(result["partitions"]))
+    if result.get("serving"):
+        parts.append("Servers, one row a request\n" + serving(result["serving"]))
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -338,6 +340,74 @@ def items(rows: Sequence[Mapping[str, Any]]) -> str:
             for r in rows
         ],
     )
+
+
+def serving(found: Mapping[str, Any]) -> str:
+    """Returns the tables of servers: at full load, and the times that clients saw of nanotf."""
+    rows = found["rows"]
+    header = ["model, server", "requests/s", "CPU us/request", "front's", "others"]
+    header += [f"{name} / this" for name in goals.RIVALS]
+    cells = [
+        [
+            f"{r['model']}, {r['server']}",
+            number(ratios.median(r["rates"]), 0),
+            *(_microseconds(ratios.median(r[name])) for name in ("processors", "fronts")),
+            f"{ratios.median(r['others']) or 0.0:.0%}",
+            *(number(goals.times_cheaper(rows, r, rival), 1) for rival in goals.RIVALS),
+        ]
+        for r in rows
+    ]
+    parts = [table(header, cells)]
+    timed = [r for r in rows if "overload" in r]
+    if timed:
+        parts += [_at_ease(timed), _overloaded(timed)]
+    return "\n\n".join([*parts, *found["problems"]])
+
+
+def _at_ease(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ["ms", "one client", "of it the batch", "70 %: p50", "p99", "a batch", "p99 / batch"]
+    header.append("clients late, p99")
+    cells = []
+    for r in rows:
+        one, most = r["one"], r["70 %"]
+        alone, busy = (block["seen"]["answers"]["200"] for block in (one, most))
+        times = (alone["mean"], one["batch"], busy["p50"], busy["p99"], most["batch"])
+        cells.append(
+            [
+                f"{r['model']}, {r['server']}",
+                *(number(1e3 * seconds, 2) for seconds in times),
+                number(busy["p99"] / most["batch"], 1),
+                number(1e3 * most["seen"]["late"], 2),
+            ]
+        )
+    return table(header, cells)
+
+
+def _overloaded(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ["twice too much", "asked/s", "answered/s", "of capacity", "p99, ms", "limit, ms"]
+    header += ["refused in, p99 ms", "clients late, p99 ms"]
+    cells = []
+    for r in rows:
+        block = r["overload"]
+        seen = block["seen"]
+        good, refused = (seen["answers"].get(status) for status in ("200", "429"))
+        cells.append(
+            [
+                f"{r['model']}, {r['server']}",
+                number(seen["asked"] / seen["seconds"], 0),
+                number(block["rate"], 0),
+                f"{block['rate'] / block['capacity']:.0%}",
+                number(1e3 * good["p99"], 1),
+                number(1e3 * block["limit"], 0),
+                number(1e3 * refused["p99"] if refused else None, 1),
+                number(1e3 * seen["late"], 2),
+            ]
+        )
+    return table(header, cells)
+
+
+def _microseconds(seconds: Maybe) -> str:
+    return number(None if seconds is None else 1e6 * seconds, 0)
 
 
 def _goals(result: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ def test_a_peer_is_one_more_contestant() -> None:
         (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
         (
             ["--parts", "all"],
-            "start-up, collectives, hosts, records, items, readers, partitions, memory",
+            "start-up, collectives, hosts, records, items, readers, partitions, serving, memory",
         ),
         (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
         (["--num-processes", "1"], "at least 2. Received: '1'"),
