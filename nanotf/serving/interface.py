@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanotf.inference.signature import Signature
 
 JSON = "application/json"
+REST, GRPC = "REST", "GRPC"  # how requests come in, in the words of TensorFlow Serving's metrics
 
 
 class Refusal(Exception):
@@ -155,6 +156,7 @@ class Interface(abc.ABC):
     """A kind of requests. Each worker gets a copy of the object in the front."""
 
     name: ClassVar[str]
+    entrypoint: ClassVar[str] = REST  # or `GRPC`: an interface gets only what comes in there
 
     # --------------------------------------------------------------------------- in the front
     @abc.abstractmethod
@@ -164,8 +166,9 @@ class Interface(abc.ABC):
         """Finds what a request asks for.
 
         Args:
-            method: of HTTP, in upper case.
-            path: with its query, as it came: percent-encoded.
+            method: of HTTP, in upper case. A call of gRPC is a POST.
+            path: with its query, as it came: percent-encoded. That of a call of gRPC is
+                "/<service>/<method>".
             headers: names in lower case.
 
         Returns:
