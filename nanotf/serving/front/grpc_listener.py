@@ -114,7 +114,7 @@ class GrpcListener:
         }
         answers[_HEALTH] = self._check
         self._server = grpc.aio.server(
-            (_Handlers(answers),),
+            handlers=(_Handlers(answers),),
             options=[
                 ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
