@@ -234,9 +234,10 @@ def _run(parsed: argparse.Namespace, folder: pathlib.Path) -> int:
 def _remote_interfaces(parsed: argparse.Namespace) -> tuple[Any, ...]:
     if parsed.grpc_port is None:
         return ()
+    from nanotf.serving.remote.inference_service import InferenceService
     from nanotf.serving.remote.prediction_service import PredictionService
 
-    return (PredictionService(most=parsed.max_body * _MIB),)
+    return PredictionService(most=parsed.max_body * _MIB), InferenceService()
 
 
 def _repository(parsed: argparse.Namespace, folder: pathlib.Path, added: Any) -> Any:

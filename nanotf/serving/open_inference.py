@@ -57,10 +57,11 @@ class OpenInference(Interface):
         verb = found[3] if found else None
         if found is None or method != ("POST" if verb == "infer" else "GET"):
             raise Refusal(404, f"The protocol has no such request. Received: {method} {path}")
-        model, version = _chosen(found, server)
+        model = urllib.parse.unquote(found[1])
+        version = chosen_version(server, model, found[2])
         if verb == "ready":
             return _ready(server, model, version)
-        _check_served(server, model, version)
+        check_ready(server, model, version)
         if verb is None:
             return self._metadata(server, model, version)
         if _BINARY in headers:
@@ -116,16 +117,19 @@ def _about_server(path: str, server: ServerState) -> Response | None:
     return None
 
 
-def _chosen(found: re.Match[str], server: ServerState) -> tuple[str, int | None]:
-    """Returns the model and the version of a path."""
-    model, version = urllib.parse.unquote(found[1]), found[2]
+def chosen_version(server: ServerState, model: str, version: str | None) -> int | None:
+    """Returns the number of the version that a request names; None for the latest.
+
+    Raises:
+        Refusal: There is no such model, or the version is no number.
+    """
     if not server.states(model):
         raise Refusal(404, f"The server must have the model. Received: {model}")
     if version is None:
-        return model, None
+        return None
     if not _VERSION.fullmatch(version):
         raise Refusal(400, f"A version must be a whole number. Received: {version}")
-    return model, int(version)
+    return int(version)
 
 
 def _ready(server: ServerState, model: str, version: int | None) -> Response:
@@ -133,7 +137,8 @@ def _ready(server: ServerState, model: str, version: int | None) -> Response:
     return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
 
-def _check_served(server: ServerState, model: str, version: int | None) -> None:
+def check_ready(server: ServerState, model: str, version: int | None) -> None:
+    """Raises Refusal if the version of a model does not answer requests."""
     if not is_served(server, model, version):
         wanted = "any version" if version is None else f"version {version}"
         raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")

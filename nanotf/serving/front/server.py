@@ -251,8 +251,10 @@ class Server:
         listener.close()
         ends = [] if self._grpc is None else [asyncio.create_task(self._grpc.stop(END_SECONDS))]
         end = self._now() + END_SECONDS
-        while self._now() < end and self._signals < 2 and not (
-            self._is_done() and all(task.done() for task in ends)
+        while (
+            self._now() < end
+            and self._signals < 2
+            and not (self._is_done() and all(task.done() for task in ends))
         ):
             for connection in list(self._connections):
                 connection.leave()

@@ -24,10 +24,10 @@ from nanotf.serving.interface import (
 from nanotf.serving.remote import serving_messages
 from nanotf.serving.remote.remote_interface import (
     RemoteInterface,
+    field_of,
     message_answer,
     method_of,
     parsed,
-    submessage,
 )
 from nanotf.serving.remote.serving_messages import message_class
 from nanotf.serving.served_versions import check_served, known_states
@@ -44,7 +44,8 @@ _VERBS = {
     "MultiInference": "multi_inference",
 }
 _METADATA, _STATUS = "GetModelMetadata", "GetModelStatus"
-_SPEC = 1  # the number of the field `model_spec` in each message
+_SPEC = 1  # the number of the field `model_spec` in each message but `MultiInferenceRequest`
+_TASKS = 1  # the number of the field `tasks` in that one
 
 
 class PredictionService(RemoteInterface):
@@ -78,7 +79,7 @@ class PredictionService(RemoteInterface):
         if _VERBS[called] == "multi_inference":
             spec = _spec_of_tasks(body)
         else:
-            spec = _spec(submessage(body, _SPEC))
+            spec = _spec(field_of(body, _SPEC))
         model, version, label = _chosen(spec)
         if label is None:
             check_served(server, model, version)
@@ -86,7 +87,7 @@ class PredictionService(RemoteInterface):
 
     def _metadata(self, body: bytes, server: ServerState) -> Response:
         request = parsed(message_class("GetModelMetadataRequest"), body)
-        model, version, label = _chosen(_spec(submessage(body, _SPEC)))
+        model, version, label = _chosen(_spec(field_of(body, _SPEC)))
         if not request.metadata_field:
             raise Refusal(400, "GetModelMetadataRequest must specify at least one metadata_field")
         for field in request.metadata_field:
@@ -98,7 +99,7 @@ class PredictionService(RemoteInterface):
         return message_answer(parsed(message_class("GetModelMetadataResponse"), described))
 
     def _status(self, body: bytes, server: ServerState) -> Response:
-        model, version, label = _chosen(_spec(submessage(body, _SPEC)))
+        model, version, label = _chosen(_spec(field_of(body, _SPEC)))
         if label is not None:
             described = server.described(self.name, model, None, label)
             found = parsed(message_class("GetModelMetadataResponse"), described)
@@ -145,18 +146,18 @@ class PredictionService(RemoteInterface):
         return serving_bodies.encode(decoded, outputs, model)
 
 
-def _spec(content: bytes | None) -> Any:
-    if content is None:
+def _spec(pieces: list[bytes]) -> Any:
+    if not pieces:
         raise Refusal(400, "Missing ModelSpec")
-    return parsed(message_class("ModelSpec"), content)
+    return parsed(message_class("ModelSpec"), b"".join(pieces))
 
 
 def _spec_of_tasks(body: bytes) -> Any:
     """Returns what names the model of a `MultiInference`: all its tasks are for one."""
-    tasks = parsed(message_class("MultiInferenceRequest"), body).tasks
+    tasks = field_of(body, _TASKS)
     if not tasks:
         raise Refusal(400, "Inference request must have at least one task")
-    specs = [task.model_spec for task in tasks]
+    specs = [parsed(message_class("InferenceTask"), task).model_spec for task in tasks]
     if any(_chosen(spec) != _chosen(specs[0]) for spec in specs):
         raise Refusal(400, "All ModelSpecs in a MultiInferenceRequest must access the same model.")
     return specs[0]

@@ -67,9 +67,7 @@ def decode_predict(body: bytes, model: ServedModel, most: int) -> Decoded:
             )
     if len(wanted) < len(request.output_filter):
         raise Refusal(400, "duplicate output tensor alias in output_filter")
-    arrays = {
-        key: tensor_protos.array_of(request.inputs[key], key, most) for key in request.inputs
-    }
+    arrays = {key: tensor_protos.array_of(request.inputs[key], key, most) for key in request.inputs}
     inputs = signature.checked(arrays)
     return Decoded(name, inputs, common_rows(signature, inputs), wanted or tuple(known))
 

@@ -63,7 +63,9 @@ def array_of(content: bytes, name: str, most: int) -> Array:
             raise Refusal(400, f"{name} must have at most {most} bytes. Received: shape {shape}")
         array = tf.make_ndarray(tensor)
     except (DecodeError, TypeError, ValueError, OverflowError) as error:
-        raise Refusal(400, f"{name} must be a tensor of a type of numbers or texts: {error}") from None
+        raise Refusal(
+            400, f"{name} must be a tensor of a type of numbers or texts: {error}"
+        ) from None
     return np.asarray(array)
 
 
