@@ -167,7 +167,9 @@ def optimize(
             found, pathlib.Path(folder.name), rows, expected, judge, sizes, count, seconds
         )
         candidates = search.run(pairs)
-    return OptimizeResult(candidates, folder, sizes, count, judge.expected, higher_is_better)
+    return OptimizeResult(
+        candidates, folder, sizes, count, judge.expected, higher_is_better
+    )
 
 
 # ------------------------------------------------------------------------------- expected outputs
