@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 pytest.importorskip("httptools")
+
+import grpc
 
 from nanotf.serving.remote import serving_messages
 from tests.e2e.grpc_models import ODD, TYPES, save_examples, save_types
@@ -327,7 +329,7 @@ def test_the_client_of_triton(server: Served) -> None:
         wanted = [triton.InferRequestedOutput("int8_out")]
         answer = client.infer("types", inputs, "3", outputs=wanted)
         assert answer.as_numpy("bool_out") is None and answer.as_numpy("int8_out") is not None
-        with pytest.raises(triton.InferenceServerException, match="int8.* once"):
+        with pytest.raises(triton.InferenceServerException, match=r"int8.* once"):
             client.infer("types", [*inputs, inputs[0]])
 
 
