@@ -88,9 +88,6 @@ class GrpcListener:
 
     Attributes:
         port: int, on which it listens, once `start` has returned.
-
-    Raises:
-        InvalidArgumentError: It cannot listen on the address.
     """
 
     def __init__(
@@ -121,28 +118,30 @@ class GrpcListener:
                 ("grpc.so_reuseport", 0),  # two servers on a port would share its calls
             ],
         )
-        self.port = self._bound(host, port)
-
-    def _bound(self, host: str, port: int) -> int:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        why = "it is not free"
-        try:
-            found = int(self._server.add_insecure_port(address))
-        except RuntimeError as error:
-            found, why = 0, str(error)
-        if not found:
-            raise InvalidArgumentError(
-                f"The server must be able to listen on its address. Received: {host}, --grpc-port "
-                f"{port}: {why}. Choose another port, or 0 for any that is free."
-            )
-        return found
+        self._host, self.port = host, port
 
     async def start(self) -> None:
-        """Takes calls from now on."""
+        """Takes calls from now on.
+
+        Raises:
+            InvalidArgumentError: It cannot listen on the address.
+        """
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        why = "it is not free"
+        try:
+            port = int(self._server.add_insecure_port(f"{host}:{self.port}"))
+        except RuntimeError as error:
+            port, why = 0, str(error)
+        if not port:
+            raise InvalidArgumentError(
+                f"The server must be able to listen on its address. Received: {self._host}, "
+                f"--grpc-port {self.port}: {why}. Choose another port, or 0 for any that is free."
+            )
+        self.port = port
         await self._server.start()
 
     async def stop(self, seconds: float) -> None:
-        """Takes no more calls, and waits for those that it has.
+        """Takes no more calls, and waits for those that it has. It may not have started.
 
         Args:
             seconds: after which calls are cancelled.

@@ -121,10 +121,10 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end)
         listener = await self._listen()
-        if self._grpc is not None:
-            await self._grpc.start()
         tasks = [loop.create_task(self._tick())]
         try:
+            if self._grpc is not None:
+                await self._grpc.start()
             await self._look()  # tells whole files from those that are being written
             await asyncio.sleep(LOOK_SECONDS)
             await self._look()
