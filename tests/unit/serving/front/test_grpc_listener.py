@@ -1,4 +1,4 @@
-"""The way in by gRPC: errors, deadlines, cancelled calls, limits, health; in uvloop, too."""
+"""The way in by gRPC: errors, deadlines, cancelled calls, limits, health."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 pytest.importorskip("grpc")
-pytest.importorskip("uvloop")
 
 import grpc
-import uvloop
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.serving.front.grpc_listener import GrpcCall, GrpcListener
@@ -54,7 +52,7 @@ class _Desk:
 
 
 def _run(test: Callable[[_Desk, Any], Awaitable[None]]) -> None:
-    """Runs a test with a listener and a client's channel, in the loop that the server uses."""
+    """Runs a test with a listener and a client's channel."""
 
     async def run() -> None:
         desk = _Desk()
@@ -67,11 +65,7 @@ def _run(test: Callable[[_Desk, Any], Awaitable[None]]) -> None:
         finally:
             await listener.stop(0)
 
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(run())
-    finally:
-        loop.close()
+    asyncio.run(run())
 
 
 def _call(
