@@ -61,7 +61,7 @@ class OpenInference(Interface):
         version = chosen_version(server, model, found[2])
         if verb == "ready":
             return _ready(server, model, version)
-        check_ready(server, model, version)
+        _check_served(server, model, version)
         if verb is None:
             return self._metadata(server, model, version)
         if _BINARY in headers:
@@ -137,8 +137,7 @@ def _ready(server: ServerState, model: str, version: int | None) -> Response:
     return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
 
-def check_ready(server: ServerState, model: str, version: int | None) -> None:
-    """Raises Refusal if the version of a model does not answer requests."""
+def _check_served(server: ServerState, model: str, version: int | None) -> None:
     if not is_served(server, model, version):
         wanted = "any version" if version is None else f"version {version}"
         raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")

@@ -18,13 +18,6 @@ def is_served(server: ServerState, model: str, version: int | None) -> bool:
     return bool(found) if version is None else version in found
 
 
-def check_served(server: ServerState, model: str, version: int | None) -> None:
-    """Raises Refusal, in TensorFlow Serving's words, if no such version answers requests."""
-    if not is_served(server, model, version):
-        wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-        raise Refusal(404, f"Servable not found for request: {wanted}")
-
-
 def known_states(
     server: ServerState, model: str, version: int | None
 ) -> list[tuple[int, str, str]]:

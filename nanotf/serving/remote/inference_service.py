@@ -19,7 +19,7 @@ from nanotf.serving.interface import (
     ServedModel,
     ServerState,
 )
-from nanotf.serving.open_inference import check_ready, chosen_version
+from nanotf.serving.open_inference import chosen_version
 from nanotf.serving.remote.inference_messages import message_class
 from nanotf.serving.remote.remote_interface import (
     RemoteInterface,
@@ -68,7 +68,6 @@ class InferenceService(RemoteInterface):
         if called == "ModelReady":
             ready = is_served(server, model, version)
             return message_answer(message_class("ModelReadyResponse")(ready=ready))
-        check_ready(server, model, version)
         if called == "ModelMetadata":
             return self._metadata(server, model, version)
         return RoutedRequest(Request(self.name, "infer", body), model, version)

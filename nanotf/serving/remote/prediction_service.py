@@ -30,7 +30,7 @@ from nanotf.serving.remote.remote_interface import (
     parsed,
 )
 from nanotf.serving.remote.serving_messages import message_class
-from nanotf.serving.served_versions import check_served, known_states
+from nanotf.serving.served_versions import known_states
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,8 +81,6 @@ class PredictionService(RemoteInterface):
         else:
             spec = _spec(field_of(body, _SPEC))
         model, version, label = _chosen(spec)
-        if label is None:
-            check_served(server, model, version)
         return RoutedRequest(Request(self.name, _VERBS[called], body), model, version, label)
 
     def _metadata(self, body: bytes, server: ServerState) -> Response:
@@ -93,8 +91,6 @@ class PredictionService(RemoteInterface):
         for field in request.metadata_field:
             if field != serving_messages.METADATA_FIELD:
                 raise Refusal(400, f"MetadataField {field} is not supported")
-        if label is None:
-            check_served(server, model, version)
         described = server.described(self.name, model, version, label)
         return message_answer(parsed(message_class("GetModelMetadataResponse"), described))
 
