@@ -1,4 +1,4 @@
-"""What a worker makes of the Open Inference Protocol's tensors in gRPC's messages."""
+"""Reads and writes the Open Inference Protocol's tensors in gRPC's messages, in a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanotf.serving.remote.inference_messages import message_class
 
 Array = np.ndarray[Any, Any]
 
-# By datatype, the field of `InferTensorContents`; FP16 and BF16 have none.
+# By datatype, the field of the tensor's contents; FP16 and BF16 have none.
 _FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),

@@ -3,8 +3,8 @@
 Source: `apis/prediction_service.proto`, `apis/model_service.proto` and
 `servables/tensorflow/*_impl.cc` of tensorflow/serving. It differs in these: a failed precondition
 is INVALID_ARGUMENT; numbers of another type than the signature's are converted as by
-`Signature.checked`; `PredictStreamed`, `SessionService` and `HandleReloadConfigRequest` are not
-implemented.
+`Signature.checked`; streamed predictions, sessions and requests to reload the
+configuration are not implemented.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker makes of the messages of TensorFlow Serving's services."""
+"""Reads and writes the messages of TensorFlow Serving's services, in a worker."""
 
 from __future__ import annotations
 
