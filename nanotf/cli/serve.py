@@ -1,4 +1,4 @@
-"""`nanotf serve`: answers requests for a model over HTTP."""
+"""`nanotf serve`: answers requests for a model over HTTP, and over gRPC if asked for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nanotf.sagemaker.serving import code_requirements, container_settings
 from nanotf.sagemaker.serving.container_settings import ContainerSettings
 
 _EXTRA = ("httptools", "orjson", "uvloop")
+_GRPC_EXTRA = ("grpc", "google.protobuf")
 _MIB = 1 << 20
 # Of options that a container's variables may set.
 _DEFAULTS = {"host": "127.0.0.1", "num_processes": topology.AUTO, "max_batch": 32, "queue": 1000}
@@ -73,7 +74,16 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--port", type=int, help="0 for any that is free; default 8080")
     serve.add_argument(
-        "--ready-file", metavar="FILE", help="write the port and the process id here once it serves"
+        "--grpc-port",
+        type=int,
+        metavar="PORT",
+        help="also answer gRPC here: TensorFlow Serving's services and the Open Inference "
+        "Protocol's; 0 for any that is free; default none",
+    )
+    serve.add_argument(
+        "--ready-file",
+        metavar="FILE",
+        help="write the ports and the process id here once it serves",
     )
 
 
@@ -184,7 +194,9 @@ def _complete(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    _check_extra()
+    _check_extra(_EXTRA, "`nanotf serve`", "serve")
+    if parsed.grpc_port is not None:
+        _check_extra(_GRPC_EXTRA, "--grpc-port", "grpc")
     settings = container_settings.from_environment(os.environ)
     _complete(parsed, settings)
     _check(parsed, settings)
@@ -215,7 +227,12 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
     options = server.ServerOptions(
         repository=_repository(parsed, settings, folder, added),
         added=added,
-        interfaces=(TensorflowRest(), invocations, OpenInference()),
+        interfaces=(
+            TensorflowRest(),
+            invocations,
+            OpenInference(),
+            *_remote_interfaces(parsed),
+        ),
         plan=plan,
         limits=limits,
         most_bytes=most,
@@ -223,6 +240,7 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
         engine=parsed.engine,
         host=parsed.host,
         port=parsed.port,
+        grpc_port=parsed.grpc_port,
         poll=parsed.poll,
         start_timeout=parsed.start_timeout,
         drain_delay=parsed.drain_delay,
@@ -230,6 +248,15 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
         access_log=parsed.log_format if parsed.access_log else None,
     )
     return server.serve(options)
+
+
+def _remote_interfaces(parsed: argparse.Namespace) -> tuple[Any, ...]:
+    if parsed.grpc_port is None:
+        return ()
+    from nanotf.serving.remote.inference_service import InferenceService
+    from nanotf.serving.remote.prediction_service import PredictionService
+
+    return PredictionService(most=parsed.max_body * _MIB), InferenceService()
 
 
 def _repository(
@@ -270,13 +297,20 @@ def _plan(parsed: argparse.Namespace) -> topology.Plan:
         ) from None
 
 
-def _check_extra() -> None:
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+def _check_extra(names: tuple[str, ...], what: str, extra: str) -> None:
+    missing = [name for name in names if not _is_installed(name)]
     if missing:
         raise UnsupportedVersionError(
-            f"`nanotf serve` needs {', '.join(_EXTRA)}. Received: a Python without "
-            f"{', '.join(missing)}. Install them: pip install 'nanotf[serve]'."
+            f"{what} needs {', '.join(names)}. Received: a Python without "
+            f"{', '.join(missing)}. Install them: pip install 'nanotf[{extra}]'."
         )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that the module is in
+        return False
 
 
 def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
@@ -286,8 +320,9 @@ def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         raise InvalidArgumentError(
             "A server needs models. Received: no MODEL. Name one, or use --models-dir or --config."
         )
-    if not 0 <= parsed.port < 1 << 16:
-        raise InvalidArgumentError(f"--port must be from 0 to 65535. Received: {parsed.port}.")
+    for option, port in {"--port": parsed.port, "--grpc-port": parsed.grpc_port}.items():
+        if port is not None and not 0 <= port < 1 << 16:
+            raise InvalidArgumentError(f"{option} must be from 0 to 65535. Received: {port}.")
     at_least = {
         "--max-batch": (parsed.max_batch, 1),
         "--queue": (parsed.queue, 1),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 ENCODING = "content-encoding"  # the header of a compressed body
+REST, GRPC = "REST", "GRPC"  # how requests come in, in the words of TensorFlow Serving's metrics
 
 
 class Refusal(Exception):
@@ -156,6 +157,7 @@ class Interface(abc.ABC):
     """A kind of requests. Each worker gets a copy of the object in the front."""
 
     name: ClassVar[str]
+    entrypoint: ClassVar[str] = REST  # or `GRPC`: an interface gets only what comes in there
 
     # --------------------------------------------------------------------------- in the front
     @abc.abstractmethod
@@ -165,8 +167,9 @@ class Interface(abc.ABC):
         """Finds what a request asks for.
 
         Args:
-            method: of HTTP, in upper case.
-            path: with its query, as it came: percent-encoded.
+            method: of HTTP, in upper case. A call of gRPC is a POST.
+            path: with its query, as it came: percent-encoded. That of a call of gRPC is
+                "/<service>/<method>".
             headers: names in lower case.
 
         Returns:

@@ -57,7 +57,8 @@ class OpenInference(Interface):
         verb = found[3] if found else None
         if found is None or method != ("POST" if verb == "infer" else "GET"):
             raise Refusal(404, f"The protocol has no such request. Received: {method} {path}")
-        model, version = _chosen(found, server)
+        model = urllib.parse.unquote(found[1])
+        version = chosen_version(server, model, found[2])
         if verb == "ready":
             return _ready(server, model, version)
         _check_served(server, model, version)
@@ -116,16 +117,19 @@ def _about_server(path: str, server: ServerState) -> Response | None:
     return None
 
 
-def _chosen(found: re.Match[str], server: ServerState) -> tuple[str, int | None]:
-    """Returns the model and the version of a path."""
-    model, version = urllib.parse.unquote(found[1]), found[2]
+def chosen_version(server: ServerState, model: str, version: str | None) -> int | None:
+    """Returns the number of the version that a request names; None for the latest.
+
+    Raises:
+        Refusal: There is no such model, or the version is no number.
+    """
     if not server.states(model):
         raise Refusal(404, f"The server must have the model. Received: {model}")
     if version is None:
-        return model, None
+        return None
     if not _VERSION.fullmatch(version):
         raise Refusal(400, f"A version must be a whole number. Received: {version}")
-    return model, int(version)
+    return int(version)
 
 
 def _ready(server: ServerState, model: str, version: int | None) -> Response:

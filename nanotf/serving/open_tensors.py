@@ -1,4 +1,4 @@
-"""The tensors and the metadata of the Open Inference Protocol over REST.
+"""The tensors and the metadata of the Open Inference Protocol over REST, and what gRPC shares.
 
 Source: `specification/protocol/inference_rest.md` of kserve/open-inference-protocol.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from nanotf.serving.common_rows import common_rows
 from nanotf.serving.interface import Decoded, Refusal, Response, ServedModel
 from nanotf.serving.json_text import shown
 
-_DATATYPES = {
+DATATYPES = {
     "bool": "BOOL",
     **{
         f"{kind}int{bits}": f"{kind}INT{bits}".upper()
@@ -63,22 +63,15 @@ def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True
         Refusal: It cannot be used. Status 400, or 501 for a type that JSON cannot express.
         NanoError: See `Signature.checked`.
     """
-    signature = model.signatures.get(DEFAULT)
-    if signature is None:
-        raise Refusal(
-            400, f"The model must have the signature {DEFAULT}. Received: {_names(model)}"
-        )
-    specs = {spec.name: spec for spec in signature.inputs}
-    arrays = {}
-    for each in _objects(content, "inputs"):
-        name = each["name"]
-        if name not in specs or name in arrays:
-            raise Refusal(
-                400, f"Each of the inputs {', '.join(specs)} must be sent once. Received: {name}"
-            )
-        arrays[name] = _array(each, specs[name], booleans)
+    signature = signature_of(model)
+    sent = _objects(content, "inputs")
+    specs = specs_of(signature, [each["name"] for each in sent])
+    arrays = {
+        spec.name: _array(each, spec, booleans) for each, spec in zip(sent, specs, strict=True)
+    }
     inputs = signature.checked(arrays)
-    form = InferenceForm(_identifier(content), _wanted(content, signature))
+    wanted = wanted_outputs(signature, [each["name"] for each in _objects(content, "outputs")])
+    form = InferenceForm(_identifier(content), wanted)
     return Decoded(DEFAULT, inputs, common_rows(signature, inputs), form)
 
 
@@ -101,11 +94,80 @@ def encode(
         data, finite = json_tensors.tensor_text(array.reshape(-1))
         all_finite &= finite
         head = orjson.dumps(
-            {"name": name, "shape": array.shape, "datatype": _datatype_of(array.dtype)}
+            {"name": name, "shape": array.shape, "datatype": datatype_of(array.dtype)}
         )
         texts.append(head[:-1] + b',"data":' + data + b"}")
     body = orjson.dumps(fields)[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
     return Response(200, body, headers=() if all_finite else (json_tensors.NONFINITE,))
+
+
+# ----------------------------------------------------------------- of JSON's tensors and gRPC's
+def signature_of(model: ServedModel) -> Signature:
+    """Returns the signature that requests are for.
+
+    Raises:
+        Refusal: The model has none of its name. Status 400.
+    """
+    signature = model.signatures.get(DEFAULT)
+    if signature is None:
+        raise Refusal(
+            400, f"The model must have the signature {DEFAULT}. Received: {_names(model)}"
+        )
+    return signature
+
+
+def specs_of(signature: Signature, names: Sequence[str]) -> list[TensorSpec]:
+    """Returns the inputs of these names.
+
+    Raises:
+        Refusal: There is no such input, or it comes twice. Status 400.
+    """
+    specs = {spec.name: spec for spec in signature.inputs}
+    for place, name in enumerate(names):
+        if name not in specs or name in names[:place]:
+            raise Refusal(
+                400, f"Each of the inputs {', '.join(specs)} must be sent once. Received: {name}"
+            )
+    return [specs[name] for name in names]
+
+
+def wanted_outputs(signature: Signature, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the outputs that a client wants: those of these names, or all.
+
+    Raises:
+        Refusal: There is no such output, or it comes twice. Status 400.
+    """
+    known = tuple(spec.name for spec in signature.outputs)
+    wanted = tuple(names) or known
+    if not set(wanted) <= set(known) or len(set(wanted)) < len(wanted):
+        raise Refusal(
+            400,
+            f"Outputs must be some of {', '.join(known)}, each once. Received: {', '.join(wanted)}",
+        )
+    return wanted
+
+
+def check_datatype(spec: TensorSpec, sent: object) -> None:
+    """Raises Refusal if a tensor's datatype is not that of the input. Status 400."""
+    wanted = DATATYPES.get(spec.dtype, spec.dtype)
+    if sent != wanted:
+        raise Refusal(400, f"{spec.name} must have the datatype {wanted}. Received: {shown(sent)}")
+
+
+def reshaped(
+    array: np.ndarray[Any, Any], shape: tuple[int, ...], name: str
+) -> np.ndarray[Any, Any]:
+    """Returns an array in the shape that was sent, which has its size.
+
+    Raises:
+        Refusal: NumPy has no such shape. Status 400.
+    """
+    try:
+        return array.reshape(shape)
+    except ValueError:  # too many axes, or too long ones around one of no length
+        raise Refusal(
+            400, f"{name} must have a shape that NumPy has. Received: {list(shape)}"
+        ) from None
 
 
 # --------------------------------------------------------------------------------------- requests
@@ -128,25 +190,9 @@ def _identifier(content: Mapping[str, Any]) -> str | None:
     return identifier
 
 
-def _wanted(content: Mapping[str, Any], signature: Signature) -> tuple[str, ...]:
-    known = tuple(spec.name for spec in signature.outputs)
-    wanted = tuple(each["name"] for each in _objects(content, "outputs")) or known
-    if not set(wanted) <= set(known) or len(set(wanted)) < len(wanted):
-        raise Refusal(
-            400,
-            f"Outputs must be some of {', '.join(known)}, each once. Received: {', '.join(wanted)}",
-        )
-    return wanted
-
-
 def _array(sent: Mapping[str, Any], spec: TensorSpec, booleans: bool) -> np.ndarray[Any, Any]:
     shape = _shape(sent)
-    if sent.get("datatype") != _DATATYPES.get(spec.dtype, spec.dtype):
-        raise Refusal(
-            400,
-            f"{spec.name} must have the datatype {_DATATYPES.get(spec.dtype, spec.dtype)}. "
-            f"Received: {shown(sent.get('datatype'))}",
-        )
+    check_datatype(spec, sent.get("datatype"))
     if not isinstance(sent.get("data"), list):
         raise Refusal(
             400, f'{spec.name} must have "data", a list. Received: {shown(sent.get("data"))}'
@@ -160,12 +206,7 @@ def _array(sent: Mapping[str, Any], spec: TensorSpec, booleans: bool) -> np.ndar
             f"The data of {spec.name} must have the shape {list(shape)}, or be flat. Received: "
             f"data of the shape {list(array.shape)}",
         )
-    try:
-        return array.reshape(shape)
-    except ValueError:  # too many axes, or too long ones around one of no length
-        raise Refusal(
-            400, f"{spec.name} must have a shape that NumPy has. Received: {list(shape)}"
-        ) from None
+    return reshaped(array, shape, spec.name)
 
 
 def _shape(sent: Mapping[str, Any]) -> tuple[int, ...]:
@@ -187,13 +228,14 @@ def _described(spec: TensorSpec) -> dict[str, Any]:
     shape = (None,) if spec.shape is None else spec.shape
     return {
         "name": spec.name,
-        "datatype": _DATATYPES.get(spec.dtype, spec.dtype),
+        "datatype": DATATYPES.get(spec.dtype, spec.dtype),
         "shape": [-1 if length is None else length for length in shape],
     }
 
 
-def _datatype_of(dtype: np.dtype[Any]) -> str:
-    return "BYTES" if dtype.kind in "OSU" else _DATATYPES.get(dtype.name, dtype.name)
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """Returns the protocol's name of a type."""
+    return "BYTES" if dtype.kind in "OSU" else DATATYPES.get(dtype.name, dtype.name)
 
 
 def _names(model: ServedModel) -> str:

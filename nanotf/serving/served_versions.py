@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanotf.serving.interface import ServerState
+from nanotf.serving.interface import Refusal, ServerState
 
 _AVAILABLE = "AVAILABLE"  # of TensorFlow Serving's states: the only one with answers
 
@@ -16,3 +16,26 @@ def is_served(server: ServerState, model: str, version: int | None) -> bool:
     """Returns True if a version answers requests; without a version, if any does."""
     found = served_versions(server, model)
     return bool(found) if version is None else version in found
+
+
+def known_states(
+    server: ServerState, model: str, version: int | None
+) -> list[tuple[int, str, str]]:
+    """Returns the versions that TensorFlow Serving's status tells of.
+
+    Args:
+        version: None for all.
+
+    Returns:
+        See `ServerState.states`.
+
+    Raises:
+        Refusal: There is none. Status 404.
+    """
+    states = server.states(model)
+    if not states and version is None:
+        raise Refusal(404, f"Could not find any versions of model {model}")
+    chosen = [each for each in states if version in (None, each[0])]
+    if not chosen:
+        raise Refusal(404, f"Could not find version {version} of model {model}")
+    return chosen

@@ -50,8 +50,22 @@ def decode(request: Mapping[str, Any], signatures: Mapping[str, Signature], verb
         Refusal: It cannot be used. Status 400.
         NanoError: See `Signature.checked`.
     """
-    name = signature_name(request)
-    examples = _examples(request, verb)
+    return decoded(signature_name(request), _examples(request, verb), signatures, verb)
+
+
+def decoded(
+    name: str, examples: list[bytes], signatures: Mapping[str, Signature], verb: str
+) -> Decoded:
+    """Makes the content of a request of its examples.
+
+    Args:
+        name: of the signature.
+        examples: protos, as they are sent.
+        signatures, verb: see `decode`.
+
+    Raises:
+        Refusal, NanoError: See `decode`.
+    """
     signature = signatures.get(name)
     if signature is None:
         raise Refusal(400, f"No signature was found with the name: {name}")
@@ -68,7 +82,7 @@ def encode(examples: Examples, outputs: Arrays) -> Response:
     Raises:
         Refusal: The outputs have no such form. Status 400.
     """
-    make = _classifications if examples.verb == "classify" else _regressions
+    make = _classification_text if examples.verb == "classify" else _regression_text
     text, finite = make(outputs, examples.count)
     return Response(
         200, b'{"results":' + text + b"}", headers=() if finite else (json_tensors.NONFINITE,)
@@ -160,9 +174,16 @@ def _single(value: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------- answers
-def _classifications(outputs: Arrays, count: int) -> tuple[bytes, bool]:
-    import orjson
+def classifications(
+    outputs: Arrays, count: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns the labels and the scores of each example's classes.
 
+    Labels are empty, or scores 0, if the model has none.
+
+    Raises:
+        Refusal: The outputs have no such form. Status 400.
+    """
     classes, scores = outputs.get(_CLASSES), outputs.get(_SCORES)
     if classes is None and scores is None:
         raise Refusal(
@@ -184,6 +205,13 @@ def _classifications(outputs: Arrays, count: int) -> tuple[bytes, bool]:
     assert found is not None
     labels = np.full(found.shape, "", object) if classes is None else classes
     numbers = np.zeros(found.shape, np.float32) if scores is None else scores
+    return labels, numbers
+
+
+def _classification_text(outputs: Arrays, count: int) -> tuple[bytes, bool]:
+    import orjson
+
+    labels, numbers = classifications(outputs, count)
     rows, all_finite = [], True
     for row in range(count):
         names = orjson.loads(json_tensors.tensor_text(labels[row])[0])
@@ -208,7 +236,12 @@ def _check_matrix(
         raise Refusal(400, f"Expected {name} output batch size of {count}. Got: {len(array)}")
 
 
-def _regressions(outputs: Arrays, count: int) -> tuple[bytes, bool]:
+def regressions(outputs: Arrays, count: int) -> np.ndarray[Any, Any]:
+    """Returns the value of each example.
+
+    Raises:
+        Refusal: The outputs have no such form. Status 400.
+    """
     array = outputs.get(_VALUES)
     if array is None:
         raise Refusal(400, f"No regression outputs found in SignatureDef: {','.join(outputs)}")
@@ -225,7 +258,11 @@ def _regressions(outputs: Arrays, count: int) -> tuple[bytes, bool]:
         )
     if array.dtype.kind != "f":
         raise Refusal(400, f"Expected output Tensor of DT_FLOAT.  Got: {array.dtype}")
-    return json_tensors.tensor_text(array.reshape(count))
+    return array.reshape(count)
+
+
+def _regression_text(outputs: Arrays, count: int) -> tuple[bytes, bool]:
+    return json_tensors.tensor_text(regressions(outputs, count))
 
 
 def _shape_text(array: np.ndarray[Any, Any]) -> str:

@@ -28,7 +28,7 @@ from nanotf.serving.interface import (
     ServedModel,
     ServerState,
 )
-from nanotf.serving.served_versions import is_served
+from nanotf.serving.served_versions import is_served, known_states
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,19 +148,13 @@ def _check_served(server: ServerState, model: str, version: int | None) -> None:
 
 
 def _status(server: ServerState, model: str, version: int | None) -> Response:
-    states = server.states(model)
-    if not states and version is None:
-        raise Refusal(404, f"Could not find any versions of model {model}")
-    chosen = [each for each in states if version in (None, each[0])]
-    if not chosen:
-        raise Refusal(404, f"Could not find version {version} of model {model}")
     found = [
         {
             "version": str(number),
             "state": state,
             "status": {"error_code": "UNKNOWN" if error else "OK", "error_message": error},
         }
-        for number, state, error in chosen
+        for number, state, error in known_states(server, model, version)
     ]
     return Response(200, json.dumps({"model_version_status": found}).encode())
 

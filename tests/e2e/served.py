@@ -38,8 +38,9 @@ class Reply:
 class Served:
     """A running server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: pathlib.Path) -> None:
-        self.process, self.port, self._log = process, port, log
+    def __init__(self, process: subprocess.Popen[bytes], ready: Any, log: pathlib.Path) -> None:
+        self.process, self._log = process, log
+        self.port, self.grpc_port = ready["port"], ready.get("grpc_port")
 
     def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Reply:
         """Asks once. A body that is no bytes is sent as JSON."""
@@ -117,8 +118,8 @@ def serving(folder: pathlib.Path, *words: str, **variables: str) -> Iterator[Ser
             assert process.poll() is None, log
             assert time.monotonic() < end, log
             time.sleep(0.05)
-        port = json.loads((folder / "ready.json").read_text())["port"]
-        yield Served(process, port, folder / "log")
+        ready = json.loads((folder / "ready.json").read_text())
+        yield Served(process, ready, folder / "log")
     finally:
         process.terminate()  # a killed server could not remove its temporary folder
         process.terminate()

@@ -10,6 +10,9 @@ import bisect
 import collections
 from collections.abc import Callable
 
+from nanotf.serving.front.status_names import status_name
+from nanotf.serving.interface import REST
+
 PATH = "/monitoring/prometheus/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,16 +48,21 @@ class Counters:
         self._counts = collections.defaultdict(collections.Counter)
         self._histograms: dict[str, dict[_Labels, _Histogram]] = collections.defaultdict(dict)
 
-    def answered(self, model: str, verb: str, status: int, seconds: float) -> None:
+    def answered(
+        self, model: str, verb: str, status: int, seconds: float, entrypoint: str = REST
+    ) -> None:
         """Counts an answer.
 
         Args:
+            verb: of `Request`.
+            status: of HTTP.
             seconds: from the request's first byte to its answer.
+            entrypoint: see `Interface.entrypoint`.
         """
         served = ":tensorflow:serving:"
-        code = _CODES.get(status, "OK" if status < 400 else "UNKNOWN")
+        code = status_name(status)
         self._counts[served + "request_count"][("model_name", model), ("status", code)] += 1
-        labels = (("model_name", model), ("API", verb), ("entrypoint", "REST"))
+        labels = (("model_name", model), ("API", verb), ("entrypoint", entrypoint))
         self._add(served + "request_latency", labels, _TIMES, seconds * 1e6)
 
     def computed(self, model: str, rows: int, seconds: float) -> None:
@@ -111,19 +119,3 @@ def _braces(labels: _Labels) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-# By the status of HTTP: names of `absl::StatusCode`, as TensorFlow Serving counts them.
-_CODES = {
-    400: "INVALID_ARGUMENT",
-    404: "NOT_FOUND",
-    409: "ALREADY_EXISTS",
-    413: "INVALID_ARGUMENT",
-    415: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
-    499: "CANCELLED",
-    500: "INTERNAL",
-    501: "UNIMPLEMENTED",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}

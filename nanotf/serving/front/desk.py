@@ -15,9 +15,16 @@ from nanotf.serving.front import counters
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.dispatcher import Dispatcher, not_found
 from nanotf.serving.front.fleet import Fleet
-from nanotf.serving.front.http_connection import Incoming
+from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
-from nanotf.serving.interface import ENCODING, Interface, Refusal, Response, RoutedRequest
+from nanotf.serving.interface import (
+    ENCODING,
+    REST,
+    Interface,
+    Refusal,
+    Response,
+    RoutedRequest,
+)
 from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
@@ -56,7 +63,10 @@ class Desk:
         timeout: float,
         log: Log | None,
     ) -> None:
-        self._interfaces = interfaces
+        self._interfaces = {
+            entrypoint: [each for each in interfaces if each.entrypoint == entrypoint]
+            for entrypoint in {each.entrypoint for each in interfaces}
+        }
         self._fleet, self._dispatcher, self._counters = fleet, dispatcher, counted
         self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
         self.default_model: str | None = None
@@ -71,11 +81,11 @@ class Desk:
     # --------------------------------------------------------------------------------- requests
     def take(self, incoming: Incoming) -> None:
         """Answers a request, now or later."""
-        if incoming.path.partition("?")[0] == counters.PATH:
+        if incoming.entrypoint == REST and incoming.path.partition("?")[0] == counters.PATH:
             text = self._counters.text()
             self._send(incoming, "", Response(200, text, counters.CONTENT_TYPE))
             return
-        for interface in self._interfaces:
+        for interface in self._interfaces[incoming.entrypoint]:
             try:
                 found = self._routed(interface, incoming)
             except Refusal as refusal:
@@ -120,7 +130,10 @@ class Desk:
         request, encoding = found.request, incoming.headers.get(ENCODING)
         if encoding is not None:  # workers inflate bodies, whatever the interface
             request = dataclasses.replace(request, headers={**request.headers, ENCODING: encoding})
-        deadline = incoming.began + self._timeout
+        seconds = self._timeout
+        if incoming.patience is not None:
+            seconds = min(seconds, incoming.patience)
+        deadline = incoming.began + seconds
         try:
             self._dispatcher.submit(
                 Pending(incoming, interface, request, key, deadline, self._answered)
@@ -157,7 +170,8 @@ class Desk:
     def _answered(self, pending: Pending, answer: Response) -> None:
         model = pending.key[0]
         seconds = time.monotonic() - pending.incoming.began
-        self._counters.answered(model, pending.request.verb, answer.status, seconds)
+        entrypoint = pending.interface.entrypoint
+        self._counters.answered(model, pending.request.verb, answer.status, seconds, entrypoint)
         self._send(pending.incoming, model, answer)
 
     def _refused(self, interface: Interface, refusal: Refusal) -> Response:
@@ -168,8 +182,8 @@ class Desk:
         return dataclasses.replace(answer, headers=(*answer.headers, after))
 
     def broken(self, status: int, text: str) -> Response:
-        """Returns the answer to what no interface knows."""
-        return self._interfaces[0].refuse(Refusal(status, text))
+        """Returns the answer to what no interface of HTTP knows."""
+        return self._interfaces[REST][0].refuse(Refusal(status, text))
 
     def _send(self, incoming: Incoming, model: str, answer: Response) -> None:
         if self._log is not None:

@@ -12,11 +12,12 @@ import collections
 import dataclasses
 import http
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import httptools
 
-from nanotf.serving.interface import Response
+from nanotf.serving.front.incoming import Incoming
+from nanotf.serving.interface import REST, Response
 
 MAX_HEADERS = 1 << 16  # bytes of a request's first line and headers
 HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
@@ -35,25 +36,27 @@ _LIMITS = {_IDLE: IDLE_SECONDS, _HEADERS: HEADER_SECONDS, _BODY: BODY_SECONDS, _
 
 
 @dataclasses.dataclass
-class Incoming:
-    """A request as it has come."""
+class HttpRequest(Incoming):
+    """A request as it has come by HTTP."""
+
+    entrypoint: ClassVar[str] = REST
 
     connection: HttpConnection
-    method: str
-    path: str  # percent-encoded, with the query
-    headers: dict[str, str]  # names in lower case
-    body: bytes
-    began: float  # the loop's time
     keeps_open: bool
 
-    def reply(self, answer: Response) -> None:
-        """Sends the answer, unless the client has left. Called once."""
-        self.connection.reply(self, answer)
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        return self.connection.client
 
     @property
     def has_left(self) -> bool:
         """True if the client has closed the connection."""
         return self.connection.is_closed
+
+    def reply(self, answer: Response) -> None:
+        """Sends the answer, unless the client has left. Called once."""
+        self.connection.reply(self, answer)
 
 
 class RequestTaker(Protocol):
@@ -86,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: Any = None
         self.is_closed = False
         self._state, self._since = _IDLE, now()
-        self._waiting: collections.deque[Incoming] = collections.deque()
+        self._waiting: collections.deque[HttpRequest] = collections.deque()
         self._is_answering = False
         self._ends = False  # after the answers that wait
         self._unread = 0  # bytes of headers that the parser may hold back
@@ -198,13 +201,13 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """A request is whole."""
         pieces = self._pieces
-        incoming = Incoming(
-            self,
+        incoming = HttpRequest(
             self._parser.get_method().decode("latin-1"),
             self._url.decode("latin-1"),
             self._headers,
             pieces[0] if len(pieces) == 1 else b"".join(pieces),
             self._since,
+            self,
             self._parser.should_keep_alive() and not self._parser.should_upgrade(),
         )
         self._enter(_COMPLETE)
@@ -220,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_answering = True
             self._desk.take(self._waiting.popleft())
 
-    def reply(self, incoming: Incoming, answer: Response) -> None:
+    def reply(self, incoming: HttpRequest, answer: Response) -> None:
         """Sends the answer to the request that the desk has taken."""
         if self.is_closed:
             return

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -27,13 +27,18 @@ from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.desk import LOOK_SECONDS, Desk
 from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
 from nanotf.serving.front.fleet import Fleet
-from nanotf.serving.front.http_connection import HttpConnection, Incoming
+from nanotf.serving.front.http_connection import HttpConnection
+from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.interface import Interface, Response
+from nanotf.serving.remote.remote_interface import RemoteInterface
 from nanotf.serving.repository.added_models import AddedModels
 from nanotf.serving.repository.model_sources import Wanted
 from nanotf.serving.repository.repository import Repository
 from nanotf.serving.worker_messages import WorkerOptions
 from nanotf.wire import files
+
+if TYPE_CHECKING:
+    from nanotf.serving.front.grpc_listener import GrpcListener
 
 _MOST_DESCRIPTORS = 1 << 16
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -57,6 +62,7 @@ class ServerOptions:
     engine: str | None = None  # of `nanotf.inference`
     host: str = "127.0.0.1"
     port: int = 8080  # 0 for any that is free
+    grpc_port: int | None = None  # the same, for gRPC; None for no gRPC
     poll: float = 1.0  # seconds between looks for new versions; 0 for none
     start_timeout: float = 300.0  # seconds until each model has a version that is served
     drain_delay: float = 0.0  # seconds between SIGTERM and the end of new connections
@@ -72,7 +78,7 @@ class Server:
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        self._options = options
+        self._options, self._now = options, time.monotonic
         self._connections: set[HttpConnection] = set()
         self._counters = Counters()
         self._dispatcher = Dispatcher(options.limits, self._counters)
@@ -104,9 +110,9 @@ class Server:
             "nanotf_workers": lambda: len(self._fleet.workers),
             "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
         }
+        self._grpc = None if options.grpc_port is None else self._grpc_listener(options.grpc_port)
         self._stops = asyncio.Event()
         self._signals = 0
-        self._now = time.monotonic
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT.
@@ -123,6 +129,8 @@ class Server:
         listener = await self._listen()
         tasks = [loop.create_task(self._tick())]
         try:
+            if self._grpc is not None:
+                await self._grpc.start()
             await self._look()  # tells whole files from those that are being written
             await asyncio.sleep(LOOK_SECONDS)
             await self._look()
@@ -139,6 +147,8 @@ class Server:
             for task in tasks:
                 task.cancel()
             listener.close()
+            if self._grpc is not None:
+                await self._grpc.stop(0)
             await self._fleet.end()
         return 0 if self._signals < 2 else _KILLED
 
@@ -159,6 +169,15 @@ class Server:
                 "--port, or --port 0 for any that is free."
             ) from None
 
+    def _grpc_listener(self, port: int) -> GrpcListener:
+        from nanotf.serving.front.grpc_listener import GrpcListener  # the extra `grpc`
+
+        options = self._options
+        interfaces = [each for each in options.interfaces if isinstance(each, RemoteInterface)]
+        return GrpcListener(
+            self._desk, interfaces, options.host, port, options.most_bytes, self._now
+        )
+
     async def _started(self, listener: asyncio.Server) -> None:
         begin = time.monotonic()
         workers = f"{self._fleet.size} worker{'s' if self._fleet.size > 1 else ''}"
@@ -173,12 +192,16 @@ class Server:
             if why:
                 raise ServerFailed(f"The server cannot serve {model}: {why}")
         if self._options.ready_file is not None:
-            files.write_json(self._options.ready_file, {"port": port, "pid": os.getpid()})
+            ready = {"port": port, "pid": os.getpid()}
+            if self._grpc is not None:
+                ready["grpc_port"] = self._grpc.port
+            files.write_json(self._options.ready_file, ready)
         names = ", ".join(
             f"{model} (version {max(self._fleet.served(model))})" for model in self._desk.models()
         )
+        remote = "" if self._grpc is None else f" (gRPC: port {self._grpc.port})"
         say(
-            f"serves {names} on http://{self._options.host}:{port} with "
+            f"serves {names} on http://{self._options.host}:{port}{remote} with "
             f"{workers}, ready after {time.monotonic() - begin:.1f} s"
         )
         gc.freeze()  # what there is stays: the collector need not look at it again
@@ -236,8 +259,13 @@ class Server:
         while self._now() < delay and self._signals < 2:
             await asyncio.sleep(_SOON)
         listener.close()
+        ends = [] if self._grpc is None else [asyncio.create_task(self._grpc.stop(END_SECONDS))]
         end = self._now() + END_SECONDS
-        while self._now() < end and self._signals < 2 and not self._is_done():
+        while (
+            self._now() < end
+            and self._signals < 2
+            and not (self._is_done() and all(task.done() for task in ends))
+        ):
             for connection in list(self._connections):
                 connection.leave()
             await asyncio.sleep(_SOON)
@@ -283,7 +311,7 @@ def _access_log(form: str) -> Any:
         seconds = time.monotonic() - incoming.began
         entry = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "client": incoming.connection.client,
+            "client": incoming.client,
             "method": incoming.method,
             "path": incoming.path,
             "model": model,

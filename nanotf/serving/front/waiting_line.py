@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from nanotf.serving.front.costs import Costs
-from nanotf.serving.front.http_connection import Incoming
+from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.interface import Interface, Refusal, Request, Response
 
 Key = tuple[str, int | None]  # a model, and its version; None for a worker's latest

@@ -1,7 +1,6 @@
 """Reads the file that tells TensorFlow Serving which models to serve, often "models.config".
 
-It is a protobuf message as text. Its descriptor is made here, at run time: the published one comes
-with a package that imports TensorFlow. Fields that nanotf does not know are rejected. Source:
+It is a protobuf message as text. Fields that nanotf does not know are rejected. Source:
 tensorflow_serving/config/model_server_config.proto, sources/storage_path/
 file_system_storage_path_source.proto.
 """
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.serving.message_tables import INT64, STRING, UINT32, Tables, message_classes
 from nanotf.serving.repository.model_layouts import check_distinct
 from nanotf.serving.repository.model_sources import (
     LATEST,
@@ -27,24 +27,21 @@ from nanotf.serving.repository.stamps import stamp_of
 
 _PACKAGE = "nanotf.serving"
 _PLATFORM = "tensorflow"
-_INT64, _UINT32, _STRING, _MESSAGE = 3, 13, 9, 11  # FieldDescriptorProto.Type
-# By message: each field's name, number, and type, which is the name of a message in places; "*"
-# marks repeated ones, "|" those of a oneof.
-_FIELDS: dict[str, list[tuple[str, int, int | str, str]]] = {
-    "Latest": [("num_versions", 1, _UINT32, "")],
+_TABLES: Tables = {
+    "Latest": [("num_versions", 1, UINT32, "")],
     "All": [],
-    "Specific": [("versions", 1, _INT64, "*")],
+    "Specific": [("versions", 1, INT64, "*")],
     "ServableVersionPolicy": [
         ("latest", 100, "Latest", "|"),
         ("all", 101, "All", "|"),
         ("specific", 102, "Specific", "|"),
     ],
     # A map from text to numbers, as the text format writes it.
-    "VersionLabel": [("key", 1, _STRING, ""), ("value", 2, _INT64, "")],
+    "VersionLabel": [("key", 1, STRING, ""), ("value", 2, INT64, "")],
     "ModelConfig": [
-        ("name", 1, _STRING, ""),
-        ("base_path", 2, _STRING, ""),
-        ("model_platform", 4, _STRING, ""),
+        ("name", 1, STRING, ""),
+        ("base_path", 2, STRING, ""),
+        ("model_platform", 4, STRING, ""),
         ("model_version_policy", 7, "ServableVersionPolicy", ""),
         ("version_labels", 8, "VersionLabel", "*"),
     ],
@@ -155,29 +152,9 @@ def _policy(config: Any, name: str, where: str) -> VersionPolicy:
 def _message_class() -> Any:
     """Makes the class of `ModelServerConfig`."""
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        return message_classes(_PACKAGE, _TABLES)["ModelServerConfig"]
     except ImportError as error:
         raise InvalidArgumentError(
             f"--config needs protobuf, which comes with TensorFlow. Received: {error}. Install it: "
             "pip install protobuf."
         ) from error
-    file = descriptor_pb2.FileDescriptorProto(
-        name="nanotf/models_config.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        if any(mark == "|" for *_, mark in fields):
-            message.oneof_decl.add(name="choice")
-        for field_name, number, kind, mark in fields:
-            field = message.field.add(name=field_name, number=number, label=3 if mark == "*" else 1)
-            field.type = _MESSAGE if isinstance(kind, str) else kind
-            if isinstance(kind, str):
-                field.type_name = f".{_PACKAGE}.{kind}"
-            if mark == "|":
-                field.oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()  # of its own: names clash with nobody's
-    pool.AddSerializedFile(file.SerializeToString())
-    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelServerConfig")
-    if hasattr(message_factory, "GetMessageClass"):  # protobuf 4.22
-        return message_factory.GetMessageClass(descriptor)
-    return message_factory.MessageFactory(pool).GetPrototype(descriptor)
