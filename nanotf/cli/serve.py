@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import os
 import pathlib
+import signal
+import sys
 import tempfile
 from typing import Any
 
@@ -200,6 +202,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     settings = container_settings.from_environment(os.environ)
     _complete(parsed, settings)
     _check(parsed, settings)
+    # Until the server handles it: the folder must not stay.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="nanotf-serve-") as folder:
         return _run(parsed, settings, pathlib.Path(folder))
 

@@ -6,6 +6,8 @@ direction is enough, and its content stays until the answer is sent.
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import socket
 import struct
@@ -57,7 +59,7 @@ class Link:
         sizes = [len(piece) for piece in pieces]
         total = sum(sizes)
         if total <= INLINE:
-            self._put([_packed(sizes, 0), *pieces])
+            self._put([_packed(sizes, 0, False), *pieces])
             return
         block, is_new = self._memory(total)
         offset = 0
@@ -65,7 +67,7 @@ class Link:
             block.write_bytes(offset, piece)
             offset += len(piece)
         assert block.fd is not None
-        self._put([_packed(sizes, block.nbytes)], [block.fd] if is_new else [])
+        self._put([_packed(sizes, block.nbytes, is_new)], [block.fd] if is_new else [])
         if block is not self._mine:
             block.close_fd()
 
@@ -91,16 +93,23 @@ class Link:
 
         Raises:
             LinkClosed: The other end is closed.
+            OSError: This process has no descriptors left for the message's memory.
         """
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, _MESSAGE, 1)
+            data, fds, flags, _ = socket.recv_fds(self.sock, _MESSAGE, 1)
         except ConnectionResetError as error:
             raise LinkClosed(str(error)) from error
         if not data:
             raise LinkClosed
         view = memoryview(data)
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        sizes, nbytes = pickle.loads(view[_LENGTH.size : end])
+        sizes, nbytes, is_new = pickle.loads(view[_LENGTH.size : end])
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) != is_new:
+            # The kernel drops a descriptor for which this process has no number left. What the
+            # memory of an earlier message holds is somebody else's.
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, "a message has lost its memory: no file descriptors left")
         view, begin = (self._mapped(nbytes, fds), 0) if nbytes else (view, end)
         pieces = []
         for size in sizes:
@@ -118,10 +127,14 @@ class Link:
         return block.view()
 
     def close(self) -> None:
-        """Closes this end."""
+        """Closes this end, and gives its memory back."""
         self.sock.close()
+        for block in (self._mine, self._theirs):
+            if block is not None:
+                block.close_fd()
+        self._mine = self._theirs = None
 
 
-def _packed(sizes: Sequence[int], nbytes: int) -> bytes:
-    data = pickle.dumps((sizes, nbytes), 5)
+def _packed(sizes: Sequence[int], nbytes: int, is_new: bool) -> bytes:
+    data = pickle.dumps((sizes, nbytes, is_new), 5)
     return _LENGTH.pack(len(data)) + data

@@ -84,10 +84,18 @@ class Answering:
 
     def _alone(self, model: LoadedModel, request: Request, decoded: Decoded) -> Response:
         try:
-            outputs = model.run(decoded.inputs, decoded.signature)
+            outputs = self._outputs(model, decoded)
         except Exception as error:
             return self._failed(request, error)
         return self._encoded(model, request, decoded, outputs)
+
+    def _outputs(self, model: LoadedModel, decoded: Decoded) -> batches.Arrays:
+        if model.has_rows_apart(decoded.signature):
+            try:
+                return batches.computed([decoded], self._most_rows, model.run)[0]
+            except batches.RowsLost:
+                pass
+        return model.run(decoded.inputs, decoded.signature)
 
     def _encoded(
         self, model: LoadedModel, request: Request, decoded: Decoded, outputs: batches.Arrays

@@ -24,9 +24,16 @@ _STATUS = {
     tf.errors.InvalidArgumentError: 400,
     tf.errors.FailedPreconditionError: 400,
     tf.errors.OutOfRangeError: 400,
+    tf.errors.UnauthenticatedError: 401,
+    tf.errors.PermissionDeniedError: 403,
+    tf.errors.NotFoundError: 404,
+    tf.errors.AlreadyExistsError: 409,
+    tf.errors.AbortedError: 409,
     tf.errors.ResourceExhaustedError: 429,
+    tf.errors.CancelledError: 499,
     tf.errors.UnimplementedError: 501,
     tf.errors.UnavailableError: 503,
+    tf.errors.DeadlineExceededError: 504,
 }
 _TEXT = 1000  # characters of an exception's text that a client gets
 

@@ -2,8 +2,8 @@
 
     clients -> http_connection.py -> desk.py -> dispatcher.py -> workers
                                        |  interfaces say what is asked for
-                                       |  admission.py: what waits, and how long it will
 
+- `waiting_line.py`: what waits for a worker. `costs.py`: how long that will be.
 - `fleet.py`: the workers, and new ones for new versions. `serving_worker.py`: one of them.
 - `server.py`: all of it in one process, from its start to SIGTERM. `counters.py`: its metrics.
 """

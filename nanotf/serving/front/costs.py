@@ -42,8 +42,7 @@ class Costs:
         if not count:
             return 0.0, 0.0
         spread = count * squares - rows * rows
-        # All batches had nearly the same rows: nothing tells the two apart.
-        if spread <= 1e-6 * squares * count:
+        if not self._has_spread():  # nothing tells the two apart
             return 0.0, seconds / rows
         each = (count * products - rows * seconds) / spread
         if each < 0:
@@ -58,5 +57,17 @@ class Costs:
 
     def rows_within(self, seconds: float) -> float:
         """Returns how many rows a batch may have to end within some seconds; at least 1."""
+        count, rows, *_ = self._sums
+        if not count:
+            return 1.0
+        if not self._has_spread():  # a larger batch tells what a row adds
+            return max(1.0, 2 * rows / count)
         fixed, each = self.line()
-        return max(1.0, (seconds - fixed) / max(each, _LEAST))
+        if fixed >= seconds or each < _LEAST:
+            return math.inf  # smaller batches would end no sooner
+        return max(1.0, (seconds - fixed) / each)
+
+    def _has_spread(self) -> bool:
+        """Returns True if the batches had different numbers of rows."""
+        count, rows, _, squares, _ = self._sums
+        return count * squares - rows * rows > 1e-6 * squares * count

@@ -50,6 +50,7 @@ class Desk:
         labels: dict of a model and a label to the number of a version.
         added: the models that clients have told the server to load.
         look: looks at the disk for versions.
+        most_connections: int, clients at a time.
         is_leaving: bool, whether the server ends.
     """
 
@@ -71,6 +72,7 @@ class Desk:
         self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
         self.default_model: str | None = None
         self.expected: Sequence[str] = ()
+        self.most_connections = 1 << 16
         self.labels: Mapping[tuple[str, str], int] = {}
         self.is_leaving = False
         self.added: AddedModels | None = None

@@ -104,6 +104,8 @@ class Dispatcher:
         """Handles the requests of a worker that died: each is tried once more, alone."""
         self._busy.discard(worker)
         for pending in reversed(worker.batch):
+            if pending.is_answered:
+                continue
             is_late = time.monotonic() > pending.deadline
             place = worker.place_of(pending.key)
             runs_code = place is not None and worker.options.versions[place].code is not None
@@ -141,8 +143,10 @@ class Dispatcher:
             most = self._limits.most_rows
             if self._limits.max_latency is not None:
                 within = self.line.costs[key[0]].rows_within(self._limits.max_latency / 2)
-                most = min(most, math.floor(within))
-            batch = self.line.take(key, most, self._limits.most_rows)
+                most = math.floor(min(most, within))
+            # What is not computed together is not given together: another worker may be free.
+            at_once = 1 if worker.computes_one_by_one(key) else self._limits.most_rows
+            batch = self.line.take(key, most, at_once)
             if batch:
                 self._free.remove(worker)
                 self._ask(worker, key, batch)
@@ -154,14 +158,22 @@ class Dispatcher:
 
         def answered(seconds: float, answers: list[tuple[Response, int]]) -> None:
             self._busy.discard(worker)
+            self.is_free(worker)
             rows = sum(rows for _, rows in answers)
-            self.line.costs[key[0]].add(rows, seconds, sum(each.nbytes for each in batch))
+            if all(answer.status < 400 for answer, _ in answers):  # others tell nothing of rows
+                self.line.costs[key[0]].add(rows, seconds, sum(each.nbytes for each in batch))
             self._counters.computed(key[0], rows, seconds)
             for pending, (answer, _) in zip(batch, answers, strict=True):
-                pending.answer(pending, answer)
-            self.is_free(worker)
+                pending.finish(answer)
 
-        worker.ask(place, batch, answered)
+        try:
+            worker.ask(place, batch, answered)
+        except OSError as error:
+            logger.warning("Requests cannot be given to a worker: %s", error)
+            self._busy.discard(worker)
+            for pending in batch:
+                pending.refuse(Refusal(503, _BUSY))
+            self.is_free(worker)
 
     # ------------------------------------------------------------------------------------- time
     def check_time(self) -> None:
@@ -169,6 +181,9 @@ class Dispatcher:
         self.drop_unwanted()
         now = time.monotonic()
         for worker in list(self._busy):
+            for pending in worker.batch:
+                if now > pending.deadline:
+                    pending.refuse(Refusal(504, _LATE))  # its answer will be dropped
             if now - worker.since > self._limits.timeout:
                 logger.warning(
                     "A worker (cores %s) has computed for %.0f s, and is replaced.",

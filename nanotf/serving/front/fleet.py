@@ -13,7 +13,10 @@ process that is ready before the old one leaves:
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from nanotf.console import logger
@@ -26,6 +29,10 @@ from nanotf.serving.worker_messages import Loaded, WorkerOptions
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _PAUSE = 0.25  # seconds before another worker starts after one died while it loaded; then doubled
 _LONGEST_PAUSE = 30.0
+_END_SECONDS = 3.0  # for workers to end with the server
+# TensorFlow Serving tries a version that cannot be loaded 5 more times, once in a minute.
+_RETRY = 60.0  # seconds; then doubled
+_MOST_RETRIES = 5
 _MOST_DEATHS = 3  # of workers, before what they were to load counts as what kills them
 
 
@@ -67,15 +74,22 @@ class Fleet:
         self._known: dict[ModelVersion, None] = {}  # all that were wanted, in order
         self.failed: dict[ModelVersion, str] = {}
         self._loaded: dict[ModelVersion, Loaded] = {}
+        self._tries: collections.Counter[ModelVersion] = collections.Counter()  # that failed
         self._last: dict[str, list[ModelVersion]] = {}  # by model, what was served last
         self._is_ending = False
         self.restarts = 0  # of workers that died
+        # Of `served` and `states`, until something changes.
+        self._served: dict[str, dict[int, Loaded]] | None = None
+        self._states: dict[str, list[tuple[int, str, str]]] = {}
         self._news = asyncio.Event()  # set when `outcome` may have changed
 
     # ----------------------------------------------------------------------------------- wishes
     def want(self, versions: Iterable[ModelVersion]) -> None:
         """Serves these versions from now on, as soon as they are loaded."""
-        self._wanted = frozenset(versions)
+        wanted = frozenset(versions)
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
         self._known.update(dict.fromkeys(sorted(self._wanted, key=_order)))
         # Files that have changed are another version: what failed is tried again.
         self.failed = {
@@ -97,11 +111,15 @@ class Fleet:
         """Starts the next worker that is missing, or that must be replaced."""
         if self._is_ending:
             return
+        self._note_change()
         if not self._wanted:
             self._release()
         if not self._target:
             return
         for slot in self._slots:
+            if slot.coming is not None and slot.coming.options.versions != self._target:
+                slot.coming.kill()  # nobody wants what it loads
+                slot.coming = None
             if slot.worker is None and slot.coming is None and not slot.is_pausing:
                 self._start(slot)
         if any(slot.coming is not None or slot.is_pausing for slot in self._slots):
@@ -121,7 +139,11 @@ class Fleet:
 
     def _start(self, slot: _Slot) -> None:
         options = dataclasses.replace(self._options, versions=self._target)
-        slot.coming = ServingWorker(slot.placement, options, self._has_loaded, self._has_gone)
+        try:
+            slot.coming = ServingWorker(slot.placement, options, self._has_loaded, self._has_gone)
+        except OSError as error:  # no descriptors, no memory
+            logger.warning("A worker could not be started: %s", error)
+            self._pause(slot)
 
     # ----------------------------------------------------------------------------------- events
     def _has_loaded(self, worker: ServingWorker) -> None:
@@ -131,14 +153,19 @@ class Fleet:
             return
         found = dict(zip(worker.options.versions, worker.loaded, strict=True))
         bad = {version: loaded.error for version, loaded in found.items() if loaded.error}
-        self.failed.update(bad)
+        self._note_failed(bad)
         old, slot.coming, slot.deaths = slot.worker, None, 0
         if bad and old is not None:
             worker.kill()  # the old one serves more
         else:
             self._take(slot, worker, {v: found[v] for v in found.keys() - bad.keys()})
-        self._news.set()
+        self._note_change()
         self._continue()
+
+    def _note_change(self) -> None:
+        """Wakes those that wait for an `outcome`."""
+        self._served, self._states = None, {}
+        self._news.set()
 
     def _take(
         self, slot: _Slot, worker: ServingWorker, loaded: Mapping[ModelVersion, Loaded]
@@ -164,21 +191,39 @@ class Fleet:
             else:
                 self._has_died_loading(slot, worker, said)
             self._continue()
-        self._news.set()
+        self._note_change()
 
     def _has_died_loading(self, slot: _Slot, worker: ServingWorker, said: str) -> None:
         slot.coming = None
         slot.deaths += 1
         if slot.deaths >= _MOST_DEATHS:
             new = [v for v in worker.options.versions if v not in self._loaded]
-            self.failed.update(dict.fromkeys(new, said))
+            self._note_failed(dict.fromkeys(new, said))
+
+        self._pause(slot)
+
+    def _note_failed(self, versions: Mapping[ModelVersion, str]) -> None:
+        """Gives versions up for a while. What fails may be this moment, such as a full memory."""
+        self.failed.update(versions)
+        for version in versions:
+            self._tries[version] += 1
+            if self._tries[version] <= _MOST_RETRIES:
+                pause = _RETRY * 2 ** (self._tries[version] - 1)
+                asyncio.get_running_loop().call_later(pause, self._try_again, version)
+
+    def _try_again(self, version: ModelVersion) -> None:
+        if self.failed.pop(version, None) is not None:
+            self._continue()
+
+    def _pause(self, slot: _Slot) -> None:
+        """Starts no worker in a slot for a while."""
 
         def resume() -> None:
             slot.is_pausing = False
             self._continue()
 
         slot.is_pausing = True
-        pause = min(_LONGEST_PAUSE, _PAUSE * 2**slot.deaths)
+        pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** min(slot.deaths, 10))
         asyncio.get_running_loop().call_later(pause, resume)
 
     def _slot_of(self, worker: ServingWorker) -> _Slot | None:
@@ -200,15 +245,21 @@ class Fleet:
 
     def served(self, model: str) -> dict[int, Loaded]:
         """Returns what workers serve of a model, by the version's number."""
-        found = {}
-        for worker in self.workers:
-            for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
-                if version.model == model and not loaded.error:
-                    found[version.number] = loaded
-        return found
+        if self._served is None:
+            self._served = collections.defaultdict(dict)
+            for worker in self.workers:
+                for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
+                    if not loaded.error:
+                        self._served[version.model][version.number] = loaded
+        return self._served.get(model, {})
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
         """Returns the versions of a model; see `ServerState.states`."""
+        if model not in self._states:
+            self._states[model] = self._found_states(model)
+        return self._states[model]
+
+    def _found_states(self, model: str) -> list[tuple[int, str, str]]:
         served, found = self.served(model), {}
         for version in self._known:  # of the same number, the files that came last count
             if version.model == model:
@@ -217,8 +268,9 @@ class Fleet:
 
     def _state_of(self, version: ModelVersion, served: Mapping[int, Loaded]) -> tuple[str, str]:
         why = self.failed.get(version, "")
-        if version.number in served:
-            return AVAILABLE, why  # also the last one, until another can take its place
+        # Also the last one, until another can take its place; and while other workers start.
+        if version.number in served or (version in self._loaded and version in self._target):
+            return AVAILABLE, why
         return (LOADING if version in self._wanted and not why else END), why
 
     def is_promised(self, key: Key) -> bool:
@@ -249,9 +301,12 @@ class Fleet:
         waiting = [w for s in self._slots for w in (s.worker, s.coming) if w is not None]
         for worker in waiting:
             worker.kill()
-        while not all(worker.is_gone for worker in waiting):
+        # One that still imports TensorFlow ends with this process.
+        end = time.monotonic() + _END_SECONDS
+        while not all(worker.is_gone for worker in waiting) and time.monotonic() < end:
             self._news.clear()
-            await self._news.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), 0.1)
 
 
 def _order(version: ModelVersion) -> tuple[str, int]:

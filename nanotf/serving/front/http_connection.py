@@ -23,7 +23,7 @@ MAX_HEADERS = 1 << 16  # bytes of a request's first line and headers
 HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
 BODY_SECONDS = 60.0  # from there to the end of its body
 IDLE_SECONDS = 75.0  # between two requests; longer than that of usual proxies
-_MOST_WAITING = 16  # requests that a client sends before it has read the answers
+WRITE_SECONDS = 60.0  # for a client to take an answer
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -63,6 +63,7 @@ class RequestTaker(Protocol):
     """The place where requests are answered."""
 
     most_bytes: int  # of a body
+    most_connections: int
     is_leaving: bool  # whether connections end after their next answer
 
     def take(self, incoming: Incoming) -> None:
@@ -92,6 +93,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: collections.deque[HttpRequest] = collections.deque()
         self._is_answering = False
         self._ends = False  # after the answers that wait
+        self._blocked_since: float | None = None  # when the client stopped to read
         self._unread = 0  # bytes of headers that the parser may hold back
         self._clear()
 
@@ -99,8 +101,7 @@ class HttpConnection(asyncio.Protocol):
         self._url = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
-        self._pieces: list[bytes] = []
-        self._body_bytes = 0
+        self._content = bytearray()
 
     @property
     def client(self) -> str:
@@ -110,9 +111,11 @@ class HttpConnection(asyncio.Protocol):
 
     # --------------------------------------------------------------------- from the transport
     def connection_made(self, transport: Any) -> None:
-        """Begins."""
+        """Begins, unless there are as many connections as the server may have."""
         self._transport = transport
         self._open.add(self)
+        if len(self._open) > self._desk.most_connections:
+            transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Ends, also if the client has closed its side alone: most have left then."""
@@ -122,25 +125,27 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stops reading while the client does not read: its answers would fill the memory."""
+        self._blocked_since = self._now()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Reads again."""
-        if len(self._waiting) < _MOST_WAITING:
-            self._transport.resume_reading()
+        self._blocked_since = None
+        self._read_on()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has come."""
         if self._ends:
             return
+        # Of a chunk with the end of another request, the bytes of these headers are not known.
+        all_headers = self._state in (_IDLE, _HEADERS)
         if self._state == _IDLE:
             self._enter(_HEADERS)
-        self._unread = self._unread + len(data) if self._state == _HEADERS else 0
+        before = self._unread
         try:
             self._parser.feed_data(data)
-            if self._state != _HEADERS:
-                self._unread = 0
-            elif self._unread > MAX_HEADERS:  # of a line whose end has not come
+            self._unread = before + len(data) if all_headers and self._state == _HEADERS else 0
+            if self._unread > MAX_HEADERS:  # of a line whose end has not come
                 raise _TooMuch(431, _LONG_HEADERS)
         except httptools.HttpParserUpgrade:
             self._ends = True  # the request is answered, by HTTP/1.1
@@ -157,7 +162,6 @@ class HttpConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------ from the parser
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._unread = 0
         self._clear()
         self._enter(_HEADERS)
 
@@ -189,10 +193,9 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._pieces.append(body)
-        self._body_bytes += len(body)
-        if self._body_bytes > self._desk.most_bytes:
-            raise self._too_large(self._body_bytes)
+        self._content += body
+        if len(self._content) > self._desk.most_bytes:
+            raise self._too_large(len(self._content))
 
     def _too_large(self, nbytes: int) -> _TooMuch:
         most = self._desk.most_bytes
@@ -200,12 +203,11 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """A request is whole."""
-        pieces = self._pieces
         incoming = HttpRequest(
             self._parser.get_method().decode("latin-1"),
             self._url.decode("latin-1"),
             self._headers,
-            pieces[0] if len(pieces) == 1 else b"".join(pieces),
+            bytes(self._content),
             self._since,
             self,
             self._parser.should_keep_alive() and not self._parser.should_upgrade(),
@@ -213,9 +215,9 @@ class HttpConnection(asyncio.Protocol):
         self._enter(_COMPLETE)
         self._clear()
         self._waiting.append(incoming)
-        if len(self._waiting) == _MOST_WAITING:
-            self._transport.pause_reading()
         self._next()
+        if self._waiting:
+            self._transport.pause_reading()
 
     # -------------------------------------------------------------------------------- answers
     def _next(self) -> None:
@@ -235,9 +237,13 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._state == _COMPLETE and not self._waiting:
             self._enter(_IDLE)
-        if len(self._waiting) == _MOST_WAITING - 1:
-            self._transport.resume_reading()
         self._next()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Reads again, unless a request waits or the client does not read its answers."""
+        if not self._waiting and self._blocked_since is None:
+            self._transport.resume_reading()
 
     def _write(self, answer: Response, closes: bool, with_body: bool = True) -> None:
         head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}\r\n"
@@ -270,6 +276,9 @@ class HttpConnection(asyncio.Protocol):
 
     def check_time(self, now: float) -> None:
         """Ends the connection if its client lets the server wait too long. Called each second."""
+        if self._blocked_since is not None and now - self._blocked_since > WRITE_SECONDS:
+            self._transport.abort()
+            return
         limit = _LIMITS.get(self._state)
         if limit is None or self._is_answering or now - self._since < limit:
             return

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from nanotf.serving.front.grpc_listener import GrpcListener
 
 _MOST_DESCRIPTORS = 1 << 16
+_OWN_DESCRIPTORS = 256  # of workers and models
 _BACKLOG = 2048  # connections that wait to be accepted
 _TICK = 1.0  # seconds between looks at what is late
+_LAST_REQUESTS = 0.5  # seconds for which open connections are read after SIGTERM
 _SOON = 0.02  # seconds between looks whether the server may end
 _KILLED = 128 + signal.SIGTERM  # the exit code if requests were left without an answer
 END_SECONDS = 25.0  # for requests that run at SIGTERM; a container's platform kills after 30
@@ -111,7 +113,9 @@ class Server:
             "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
         }
         self._grpc = None if options.grpc_port is None else self._grpc_listener(options.grpc_port)
+        self._desk.most_connections = _most_connections()
         self._stops = asyncio.Event()
+        self._looking = asyncio.Lock()
         self._signals = 0
 
     async def run(self) -> int:
@@ -222,7 +226,8 @@ class Server:
     # ----------------------------------------------------------------------------------- always
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
+        async with self._looking:  # a repository is for one thread at a time
+            wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
         self._desk.labels = wanted.labels
         self._desk.default_model = self._options.repository.default_model
         self._desk.expected = self._options.repository.models
@@ -235,15 +240,20 @@ class Server:
                 await self._look()
             except NanoError as error:  # what is served stays
                 logger.warning("%s", error)
+            except Exception:
+                logger.exception("The models could not be looked at. The server tries again.")
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
-            now = self._now()
-            for connection in list(self._connections):
-                connection.check_time(now)
-            self._dispatcher.check_time()
-            self._dispatcher.drop_unserved(self._desk.is_served)
+            try:
+                now = self._now()
+                for connection in list(self._connections):
+                    connection.check_time(now)
+                self._dispatcher.check_time()
+                self._dispatcher.drop_unserved(self._desk.is_served)
+            except Exception:  # the next turn is as important
+                logger.exception("The server has made a mistake, and continues.")
 
     # -------------------------------------------------------------------------------------- end
     def _asked_to_end(self) -> None:
@@ -260,14 +270,14 @@ class Server:
             await asyncio.sleep(_SOON)
         listener.close()
         ends = [] if self._grpc is None else [asyncio.create_task(self._grpc.stop(END_SECONDS))]
-        end = self._now() + END_SECONDS
-        while (
-            self._now() < end
-            and self._signals < 2
-            and not (self._is_done() and all(task.done() for task in ends))
-        ):
-            for connection in list(self._connections):
-                connection.leave()
+        begin = self._now()
+        while self._signals < 2 and not (self._is_done() and all(task.done() for task in ends)):
+            if self._now() > begin + END_SECONDS:
+                self._signals = 2  # some requests stay without an answer
+            # A request may be on its way on a connection that waits for one.
+            if self._now() > begin + _LAST_REQUESTS:
+                for connection in list(self._connections):
+                    connection.leave()
             await asyncio.sleep(_SOON)
 
     def _is_done(self) -> bool:
@@ -306,6 +316,12 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def _most_connections() -> int:
+    """Returns how many clients this process has descriptors for, beside its own."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else max(16, soft - _OWN_DESCRIPTORS)
+
+
 def _access_log(form: str) -> Any:
     def log(incoming: Incoming, model: str, answer: Response) -> None:
         seconds = time.monotonic() - incoming.began
@@ -320,7 +336,8 @@ def _access_log(form: str) -> Any:
             "ms": round(1000 * seconds, 3),
         }
         line = json.dumps(entry) if form == "json" else _as_text(list(entry.values()))
-        print(line, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or nobody who reads
+            print(line, file=sys.stderr)
 
     return log
 

@@ -111,7 +111,8 @@ class ServingWorker:
             event = pool.event(_EVENT_SECONDS)
             found = None if event is None else event[1]
             if isinstance(found, messages.Printed):
-                pass_on("stderr", found.text)
+                with contextlib.suppress(OSError, ValueError):  # nobody reads the log
+                    pass_on("stderr", found.text)
             elif isinstance(found, WorkerGone):
                 return found.worker.died("serving").what
             elif isinstance(found, messages.OrderFailed):
@@ -129,6 +130,12 @@ class ServingWorker:
         """Returns the place of the version that answers requests for a key; None for none."""
         return self._places.get(key)
 
+    def computes_one_by_one(self, key: Key) -> bool:
+        """Returns True if requests for a key gain nothing from being given together."""
+        place = self._places[key]
+        has_code = self.options.versions[place].code is not None
+        return has_code or bool(self.loaded[place].kept_together)
+
     @property
     def is_ready(self) -> bool:
         """True if it takes requests, now or after those that it has."""
@@ -144,6 +151,9 @@ class ServingWorker:
 
         Args:
             then: called with the seconds that it took, and the answers with the rows of each.
+
+        Raises:
+            OSError: This process has no memory or descriptors left. The worker is as before.
         """
         self.batch, self._on_answers = list(batch), then
         self.since = time.monotonic()
@@ -151,9 +161,9 @@ class ServingWorker:
             worker_messages.ask(self._link, place, [each.request for each in batch])
         except LinkClosed:
             pass  # it has died: `_gone` follows, and handles the batch
-        except OSError as error:  # no memory, no descriptors
-            logger.warning("A worker could not be given requests: %s", error)
-            self.abort()
+        except OSError:  # no memory, no descriptors: nothing was sent
+            self.batch, self._on_answers = [], None
+            raise
 
     def _receive(self) -> None:
         try:
@@ -208,6 +218,7 @@ class ServingWorker:
 
     def _gone(self, said: str) -> None:
         self.is_gone, self._is_open = True, False
+        self._on_answers = None  # it refers to this object, which holds shared memory
         self._loop.remove_reader(self._link.sock)
         self._link.close()
         self._on_gone(self, said)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from nanotf.console import logger
 from nanotf.serving.front.costs import Costs
 from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.interface import Interface, Refusal, Request, Response
@@ -26,6 +27,7 @@ class Pending:
     # Whether a worker has died with it. It then runs alone, so that it takes no other with it.
     was_lost: bool = False
     rows: float = 1.0  # estimated
+    is_answered: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -34,7 +36,17 @@ class Pending:
 
     def refuse(self, refusal: Refusal) -> None:
         """Answers that it cannot be answered."""
-        self.answer(self, self.interface.refuse(refusal))
+        self.finish(self.interface.refuse(refusal))
+
+    def finish(self, answer: Response) -> None:
+        """Answers it, unless that was done. No failure of one answer reaches others."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        try:
+            self.answer(self, answer)
+        except Exception:
+            logger.exception("An answer could not be sent.")
 
 
 class WaitingLine:

@@ -1,7 +1,9 @@
 """The connection between the front and a worker."""
 
+import contextlib
 import os
 import pathlib
+import resource
 
 import pytest
 
@@ -64,3 +66,24 @@ def test_a_closed_end_is_told(ends):
         one.receive()
     with pytest.raises(LinkClosed):
         one.send("x")
+
+
+def test_memory_that_does_not_arrive_is_noticed(ends):
+    one, other = ends
+    one.send("first", [b"secret" * INLINE])
+    other.receive()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    one.send("second", [bytes(KEPT + 1)])
+    used = max(int(path.name) for path in pathlib.Path("/proc/self/fd").iterdir())
+    spare = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limit[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="descriptors"):
+            other.receive()
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)

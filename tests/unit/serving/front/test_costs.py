@@ -1,5 +1,6 @@
 """The time that models take, as the front learns it."""
 
+import math
 import random
 
 import pytest
@@ -58,4 +59,15 @@ def test_rows_are_estimated_by_the_size_of_a_body():
 def test_a_batch_is_kept_short_enough():
     costs = learned(0.01, 0.002)
     assert costs.rows_within(0.05) == pytest.approx(20)
-    assert costs.rows_within(0.001) == 1
+    assert costs.rows_within(0.012) == 1
+    assert costs.rows_within(0.001) == math.inf  # smaller batches would be late, too
+
+
+def test_a_larger_batch_is_tried_where_all_were_equal():
+    costs = Costs()
+    assert costs.rows_within(0.01) == 1
+    for _ in range(30):
+        costs.add(1, 0.005, 100)  # nothing says how much of it a second row would add
+    assert costs.rows_within(0.01) == pytest.approx(2)
+    costs.add(2, 0.0051, 200)
+    assert costs.rows_within(0.01) > 10

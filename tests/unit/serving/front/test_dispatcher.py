@@ -38,6 +38,9 @@ class Worker:
     def place_of(self, key):
         return self.keys.get(key)
 
+    def computes_one_by_one(self, key):
+        return self.options.versions[0].code is not None
+
     def ask(self, place, batch, then):
         self.batch, self.since, self._then = list(batch), time.monotonic(), then
         self.asked.append([each.request.body for each in batch])
@@ -191,6 +194,56 @@ def test_requests_for_code_of_the_user_are_not_tried_again():
     run(script)
 
 
+def test_what_is_computed_one_by_one_is_given_so():
+    async def script(dispatcher, requests, turn):
+        one, two = Worker(code="code"), Worker(code="code")
+        dispatcher.is_free(one)
+        dispatcher.is_free(two)
+        for body in (b"a", b"b", b"c"):
+            dispatcher.submit(requests.make(body))
+        await turn()
+        assert sorted(one.asked + two.asked) == [[b"a"], [b"b"]]
+
+    run(script)
+
+
+def test_a_late_request_in_a_worker_gets_its_answer_once():
+    async def script(dispatcher, requests, turn):
+        worker = Worker()
+        dispatcher.is_free(worker)
+        dispatcher.submit(requests.make(b"a"))
+        dispatcher.submit(requests.make(b"b"))
+        await turn()
+        worker.batch[0].deadline -= 61.0
+        dispatcher.check_time()
+        assert requests.answers == {b"a": 504}
+        worker.answer()
+        assert requests.answers == {b"a": 504, b"b": 200}
+
+    run(script)
+
+
+def test_an_answer_that_cannot_be_sent_keeps_no_other():
+    async def script(dispatcher, requests, turn):
+        worker = Worker()
+        dispatcher.is_free(worker)
+        for body in (b"a", b"b"):
+            dispatcher.submit(requests.make(body))
+        await turn()
+
+        def fail(pending, response):
+            raise OSError("no space left")
+
+        worker.batch[0].answer = fail
+        worker.answer()
+        dispatcher.submit(requests.make(b"c"))
+        await turn()
+        worker.answer()
+        assert requests.answers == {b"b": 200, b"c": 200}
+
+    run(script)
+
+
 def test_a_full_line_refuses_and_clients_that_left_make_room():
     async def script(dispatcher, requests, turn):
         waiting = [requests.make(b"%d" % number) for number in range(6)]
@@ -232,7 +285,11 @@ def test_a_wait_that_is_too_long_is_refused():
             dispatcher.submit(requests.make(b"f"))
         worker.answer(seconds=0.4)
         await turn()
-        assert worker.asked[-1] == [b"c"]  # two rows would take longer than half of the limit
+        # What a second row adds is not known yet.
+        assert worker.asked[-1] == [b"c", b"d"]
+        worker.answer(seconds=0.8)
+        await turn()
+        assert worker.asked[-1] == [b"e"]  # two rows took longer than half of the limit
 
     run(script, max_latency=1.0)
 

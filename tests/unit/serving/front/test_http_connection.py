@@ -19,6 +19,7 @@ class Desk:
     """Answers with what it got; requests for /wait later, when `release` is called."""
 
     most_bytes = MOST
+    most_connections = 1000
     is_leaving = False
 
     def __init__(self):
@@ -249,6 +250,42 @@ def test_headers_that_come_twice_are_a_list():
         writer.write(post("/x", b"", "Accept: a", "ACCEPT: b"))
         await answer_of(reader)
         assert desk.taken[0].headers["accept"] == "a, b"
+
+    talk(script)
+
+
+def test_connections_are_limited():
+    async def script(desk, reader, writer, connections, clock):
+        desk.most_connections = 2
+        address = writer.get_extra_info("peername")
+        others = [await asyncio.open_connection(*address) for _ in range(3)]
+        ended = 0
+        for other, _ in others:
+            with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+                ended += await asyncio.wait_for(other.read(), 0.5) == b""
+        while len(connections) > 2:
+            await asyncio.sleep(0.01)
+        writer.write(post())
+        assert (await answer_of(reader))[0] == 200
+        for _, other in others:
+            other.close()
+
+    talk(script)
+
+
+def test_a_client_that_does_not_read_is_dropped():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(post("/wait"))
+        while not desk.held:
+            await asyncio.sleep(0)
+        (connection,) = connections
+        connection.pause_writing()
+        connection.check_time(http_connection.WRITE_SECONDS - 1)
+        assert connections
+        connection.check_time(http_connection.WRITE_SECONDS + 1)
+        while connections:
+            await asyncio.sleep(0.01)
+        assert desk.held[0].has_left
 
     talk(script)
 
