@@ -65,7 +65,7 @@ class GrpcCall(Incoming):
             self.answer.set_result(answer)
 
 
-class Desk(Protocol):
+class CallDesk(Protocol):
     """The place where calls are answered."""
 
     def take(self, incoming: Incoming) -> None:
@@ -92,7 +92,7 @@ class GrpcListener:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: CallDesk,
         interfaces: Sequence[RemoteInterface],
         host: str,
         port: int,
