@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanotf.errors import (
     EndpointError,
@@ -18,6 +18,7 @@ from nanotf.errors import (
     UnavailableError,
     meant,
 )
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.endpoints import endpoint_record as record
 from nanotf.sagemaker.endpoints import endpoint_start
 from nanotf.sagemaker.endpoints.deserializers import BytesDeserializer, JSONDeserializer
@@ -41,6 +42,14 @@ _HEADERS = {
     "InferenceComponentName": None,
     "SessionId": None,
 }
+
+
+class _Found(NamedTuple):
+    """The server of an endpoint, as long as the endpoint's state stays as it is."""
+
+    stamp: tuple[int, ...]
+    owner: Owner
+    client: HttpClient
 
 
 class Predictor:
@@ -77,9 +86,10 @@ class Predictor:
         self.deserializer = BytesDeserializer() if deserializer is None else deserializer
         # A later change of the current folder does not lose the endpoint.
         self._endpoint: EndpointFolder | None = None
-        self._client: HttpClient | None = None
+        self._server: HttpClient | None = None
+        self._found: _Found | None = None
         if "://" in endpoint_name:
-            self._client = HttpClient(endpoint_name)
+            self._server = HttpClient(endpoint_name)
         else:
             KIND.check_name(endpoint_name)
             self._endpoint = EndpointFolder(KIND.folder(output_path) / endpoint_name)
@@ -176,14 +186,21 @@ class Predictor:
                         f"A server must listen at the address. Received: {error}. Start it, or "
                         "look at its log."
                     ) from error
-                self._client = None  # the state says what has become of it
+                self._found = None  # the state says what has become of it
             time.sleep(_PAUSE)
 
     def _reached(self) -> HttpClient:
-        """Returns the client of the server; of an endpoint that is in service."""
-        if self._client is None:
-            assert self._endpoint is not None
-            endpoint = record.find(self._endpoint.name, self._endpoint.path.parent)
+        """Returns the client of the server; of an endpoint that is in service.
+
+        The state is looked at before each request: another endpoint's server may have got the port
+        since the last one.
+        """
+        if self._server is not None:
+            return self._server
+        assert self._endpoint is not None
+        endpoint = record.find(self._endpoint.name, self._endpoint.path.parent)
+        stamp, found = endpoint.state_stamp(), self._found  # several threads set `_found`
+        if found is None or found.stamp != stamp or not found.owner.is_alive():
             state = endpoint.read_state()
             if state.status != record.IN_SERVICE or state.url is None:
                 why = f": {state.failure_reason}" if state.failure_reason else ""
@@ -192,8 +209,8 @@ class Predictor:
                     f"{endpoint.name}, whose status is {state.status}{why}. `nanotf endpoints "
                     f"describe {endpoint.name}` says more."
                 )
-            self._client = HttpClient(state.url)
-        return self._client
+            self._found = found = _Found(stamp, state.owner, HttpClient(state.url))
+        return found.client
 
     # ------------------------------------------------------------------------ the endpoint
     def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
@@ -212,7 +229,6 @@ class Predictor:
                 f"address {self.endpoint_name}. Stop that server where it runs."
             )
         endpoint_start.stop_and_wait(record.find(self._endpoint.name, self._endpoint.path.parent))
-        self._client = None
 
     def delete_predictor(self, wait: bool = False) -> None:
         """Does the same as `delete_endpoint`."""
