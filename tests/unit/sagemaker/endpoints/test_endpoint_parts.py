@@ -34,6 +34,7 @@ from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
 from nanotf.sagemaker.endpoints.endpoint_supervisor import EndpointSupervisor
 from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.wire import files
 
 
 def _full(*_: Any, **__: Any) -> Any:
@@ -216,6 +217,45 @@ def test_the_final_state_waits_for_room(
     assert endpoint.read_state().status == "Deleted"
     said = capsys.readouterr().err
     assert said.count("the final state of the endpoint cannot be written now") == 1
+
+
+class _Watched:
+    """A server that runs for some looks of its supervisor."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    @property
+    def is_running(self) -> bool:
+        self._looks -= 1
+        return self._looks >= 0
+
+
+class _Silent:
+    is_open = True
+
+    @staticmethod
+    def read(_: float) -> None:
+        """Nothing has printed."""
+
+
+def test_a_state_is_written_once_there_is_room(
+    endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner, write, tries = EndpointSupervisor(endpoint), EndpointFolder.write_state, []
+
+    def full_at_first(self: EndpointFolder, state: Any) -> None:
+        tries.append(state)
+        if len(tries) < 4:
+            _full()
+        write(self, state)
+
+    files.write_json(endpoint.ready_file, {"port": 1234, "pid": os.getpid()})
+    monkeypatch.setattr(EndpointFolder, "write_state", full_at_first)
+    owner._watch(_Watched(6), _Silent())  # type: ignore[arg-type]
+    state = endpoint.read_state()
+    assert (state.status, state.port, len(tries)) == ("InService", 1234, 4)
+    assert capsys.readouterr().err.count("state of the endpoint cannot be written now") == 1
 
 
 def test_a_command_that_does_not_exist(endpoint: EndpointFolder) -> None:
