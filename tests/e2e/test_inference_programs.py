@@ -151,6 +151,9 @@ def test_written_to_a_folder(tmp_path: pathlib.Path) -> None:
     for program in (new, inference.load(path)):
         assert_equal(program(x), second.predict(x, verbose=0))
     assert_equal(old(x), first.predict(x, verbose=0))  # it is loaded
+    state = new.state
+    new.save(path)  # where it is already
+    assert inference.load(path).state == state
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "file").touch()
     with pytest.raises(errors.InvalidArgumentError, match="which nanotf has not written"):
