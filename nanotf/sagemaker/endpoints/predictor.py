@@ -98,6 +98,11 @@ class Predictor:
         return f"{type(self).__name__}({self.endpoint_name!r})"
 
     @property
+    def endpoint(self) -> str:
+        """The same as `endpoint_name`, by its name of version 1 of the SDK."""
+        return self.endpoint_name
+
+    @property
     def content_type(self) -> str:
         """The MIME type of requests."""
         kind: str = self.serializer.CONTENT_TYPE
@@ -113,7 +118,7 @@ class Predictor:
     def predict(
         self,
         data: Any,
-        initial_args: Mapping[str, str] | None = None,
+        initial_args: Mapping[str, str | None] | None = None,
         target_model: str | None = None,
         target_variant: str | None = None,
         inference_id: str | None = None,
@@ -128,7 +133,7 @@ class Predictor:
         Args:
             data: what the serializer takes.
             initial_args: mapping or None, arguments of the API call InvokeEndpoint, such as
-                {"ContentType": "text/csv"}.
+                {"ContentType": "text/csv"}. None as a value sends no such header.
             target_model: str or None, one of several models of a server.
             target_variant, inference_id: str or None, passed on as headers.
             custom_attributes: str or None, passed on as a header, such as "tfs-method=classify".
@@ -158,7 +163,7 @@ class Predictor:
         answer = self._post(_body(self.serializer.serialize(data)), headers)
         return self.deserializer.deserialize(answer.stream(), answer.content_type)
 
-    def _headers(self, arguments: dict[str, str]) -> dict[str, str]:
+    def _headers(self, arguments: dict[str, str | None]) -> dict[str, str]:
         if arguments.pop("EndpointName", self.endpoint_name) != self.endpoint_name:
             raise InvalidArgumentError(
                 "`initial_args` cannot name another endpoint than the predictor's. Received an "
@@ -171,8 +176,8 @@ class Predictor:
                     f"`initial_args` takes {', '.join(_HEADERS)}. Received: {name}."
                     + (f" Did you mean `{right}`?" if right else "")
                 )
-        found = {_HEADERS[name]: value for name, value in arguments.items()}
-        return {header: value for header, value in found.items() if header is not None}
+        found = [(_HEADERS[name], value) for name, value in arguments.items()]
+        return {name: value for name, value in found if name is not None and value is not None}
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
         deadline = time.monotonic() + _RESTART_SECONDS
@@ -302,7 +307,7 @@ class TensorFlowPredictor(Predictor):
     def predict(
         self,
         data: Any,
-        initial_args: Mapping[str, str] | None = None,
+        initial_args: Mapping[str, str | None] | None = None,
         target_model: str | None = None,
         target_variant: str | None = None,
         inference_id: str | None = None,

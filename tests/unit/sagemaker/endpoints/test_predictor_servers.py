@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nanotf.errors import EndpointError, InvalidArgumentError
-from nanotf.estimator import Predictor, TensorFlowPredictor
+from nanotf.estimator import Predictor, TensorFlowModel, TensorFlowPredictor
 from nanotf.sagemaker.endpoints.endpoint_record import (
     DELETED,
     IN_SERVICE,
@@ -85,6 +85,29 @@ def test_an_endpoint_of_the_same_name(tmp_path: pathlib.Path) -> None:
         (endpoint.path / "state.json").unlink()
         with pytest.raises(InvalidArgumentError, match="The endpoint must exist. Received: a"):
             predictor.predict([1])
+
+
+def test_content_types(tmp_path: pathlib.Path) -> None:
+    with _server("a") as port:
+        predictor = TensorFlowPredictor(f"http://127.0.0.1:{port}")
+        given: list[dict[str, str | None]] = [{}, {"ContentType": "a/b"}, {"ContentType": None}]
+        found = [predictor.predict([1], each)["type"] for each in given]
+    assert found == ["application/json", "a/b", None]
+    assert predictor.endpoint == predictor.endpoint_name
+
+
+@pytest.mark.parametrize("kind", [None, "text/csv"])
+def test_content_type_of_a_transform(
+    kind: str | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows").write_text("1,2")
+    transformer = TensorFlowModel("model.tar.gz").transformer(output_path=tmp_path / "out")
+    with _server("a") as port:
+        predictor = Predictor(f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(transformer, "_server", lambda: contextlib.nullcontext(predictor))
+        transformer.transform(tmp_path / "in", content_type=kind)
+    assert json.loads((tmp_path / "out" / "rows.out").read_text())["type"] == kind
 
 
 def test_an_owner_that_was_killed(tmp_path: pathlib.Path) -> None:
