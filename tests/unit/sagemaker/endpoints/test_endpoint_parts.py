@@ -332,6 +332,35 @@ def test_transforms_that_are_refused(
         transformer.transform(tmp_path, **given)
 
 
+def test_an_estimator_divides_the_arguments_of_its_transformer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimator, of_model = TensorFlow(entry_point="train.py"), {}
+
+    def create(_: TensorFlow, role: Any, **given: Any) -> TensorFlowModel:
+        of_model.update(given, role=role)
+        return TensorFlowModel("model.tar.gz", role, **given)
+
+    monkeypatch.setattr(TensorFlow, "create_model", create)
+    # In the order of the SDK.
+    first = (2, "local", "SingleRecord", "Line", "out", "key", "text/csv", {"A": 1}, 3, 5, ["tag"])
+    made = estimator.transformer(
+        *first, "role", 4, "volume key", "inference.py", model_name="mine", source_dir="code"
+    )
+    assert of_model == {
+        "entry_point": "inference.py",
+        "num_processes": 4,
+        "name": "mine",
+        "role": "role",
+        "source_dir": "code",
+    }
+    assert (made._accept, made._environment, made._threads) == ("text/csv", {"A": "1"}, 3)
+    assert (made._limit, made._num_processes, made.output_path) == (5_000_000, "4", "out")
+    assert made._source.code == SourceCode("inference.py", "code")
+    with pytest.raises(InvalidArgumentTypeError, match="Did you mean `max_payload`"):
+        estimator.transformer(max_paylod=1)
+
+
 def test_an_estimator_without_a_job() -> None:
     with pytest.raises(InvalidArgumentError, match=r"after fit\(\) or attach\(\)"):
         TensorFlow(entry_point="train.py").deploy(1, "local")
