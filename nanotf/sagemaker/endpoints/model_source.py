@@ -34,11 +34,21 @@ class ModelSource:
     model_data: str  # a path or an address: an archive, a folder, or a `.keras` file
     code: SourceCode | None = None  # the entry point with its folder and dependencies
 
-    def check(self) -> None:
-        """Rejects a model or code that is not there. Raises `InvalidArgumentError`."""
+    def check(self, folder: pathlib.Path) -> None:
+        """Rejects what `place` cannot copy into a folder.
+
+        Args:
+            folder: the endpoint's, which need not exist yet.
+
+        Raises:
+            InvalidArgumentError: The model or the code is not there, or holds the folder.
+        """
         addresses.check(self.model_data)
+        _check_outside(self.model_data, folder)
         if self.code is not None:
             self.code.check()
+            for each in filter(None, (self.code.folder, *self.code.dependencies)):
+                _check_outside(each, folder)
 
     def place(self, folder: pathlib.Path) -> pathlib.Path:
         """Copies the model into an endpoint's folder.
@@ -69,6 +79,16 @@ class ModelSource:
         addresses.download(self.model_data, downloads)
         found = list(downloads.iterdir())
         return found[0] if len(found) == 1 and found[0].is_file() else downloads
+
+
+def _check_outside(address: str, folder: pathlib.Path) -> None:
+    """Rejects a folder that would be copied into itself."""
+    path = addresses.local_path(address)
+    if path is not None and folder.resolve().is_relative_to(path.resolve()):
+        raise InvalidArgumentError(
+            f"What an endpoint copies must not hold the endpoint's own folder. Received: {address}, "
+            f"which holds {folder}. Pass another output_path, or set NANOTF_ENDPOINTS."
+        )
 
 
 def _copied(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:

@@ -148,6 +148,30 @@ def test_models_that_are_not_there(source: ModelSource, text: str, model: str) -
     assert list(endpoint_record.find_all()) == []
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("part", ["model", "source_dir", "dependency"])
+def test_nothing_is_copied_into_itself(
+    part: str, is_link: bool, model: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "saved_model.pb").touch()
+    (folder / "inference.py").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(endpoint_record.KIND.variable)
+    (tmp_path / "link").symlink_to(folder)
+    given = str(tmp_path / "link") if is_link else "."
+    source = {
+        "model": ModelSource(given),
+        "source_dir": ModelSource(model, SourceCode("inference.py", given)),
+        "dependency": ModelSource(model, SourceCode("inference.py", None, (given,))),
+    }[part]
+    with pytest.raises(InvalidArgumentError, match=r"must not hold the endpoint's own folder"):
+        endpoint_start.start("a", source)
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "inference.py"]
+    endpoint_start.start("a", source, output=tmp_path / "elsewhere")
+
+
 def test_a_damaged_archive(model: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.tar.gz").write_bytes(b"\x1f\x8bno archive")
     source = ModelSource(str(tmp_path / "model.tar.gz"), SourceCode(__file__))
