@@ -19,12 +19,12 @@ import tempfile
 from dataclasses import dataclass
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.inference.saved_model import is_saved_model
 from nanotf.sagemaker.jobs import addresses, archives, source
 from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.serving.repository.model_layouts import SCRIPT
 
 _ARCHIVE = "model.tar.gz"
-_SCRIPT = "inference.py"  # the module that a server of SageMaker's loads
-_ENDINGS = (".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,20 @@ def _copied(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
         place = folder / "model" / (model.name or "model")
         shutil.copytree(model, place)
         return place
-    place = folder / (_ARCHIVE if model.name.endswith(_ENDINGS) else model.name)
+    place = folder / (_ARCHIVE if source.is_archive(model.name) else model.name)
     shutil.copy2(model, place)
     return place
 
 
 def _unpack(model: pathlib.Path, content: pathlib.Path) -> None:
     """Puts a model into a folder, in the layout of an archive."""
-    if model.name.endswith(_ENDINGS):
+    if source.is_archive(model.name):
         source.extract(model, content, "model")
     elif model.is_file():
         shutil.copy2(model, content)
     else:
         # A SavedModel itself has no version yet, which the layout asks for.
-        is_saved_model = (model / "saved_model.pb").is_file()
-        place = content / "1" if is_saved_model else content
+        place = content / "1" if is_saved_model(model) else content
         shutil.copytree(model, place, dirs_exist_ok=True)
 
 
@@ -118,12 +117,12 @@ def _add_code(code: SourceCode, place: pathlib.Path) -> None:
     if code.folder is not None:
         shutil.rmtree(place, ignore_errors=True)  # `source_dir` replaces what the archive has
     SourceCode(code.script, code.folder).copy(place)
-    entry, script = place / code.entry, place / _SCRIPT
+    entry, script = place / code.entry, place / SCRIPT
     if entry != script:
         if code.folder is not None and script.exists():
             raise InvalidArgumentError(
-                f"The entry point becomes {_SCRIPT} of the model. Received: "
-                f"entry_point={code.script!r}, and {code.folder} has another {_SCRIPT}. Rename one."
+                f"The entry point becomes {SCRIPT} of the model. Received: "
+                f"entry_point={code.script!r}, and {code.folder} has another {SCRIPT}. Rename one."
             )
         shutil.move(entry, script)
     if code.dependencies:

@@ -198,6 +198,11 @@ def test_a_folder_is_copied_with_its_name(model: str, tmp_path: pathlib.Path) ->
     endpoint = endpoint_start.start("a", ModelSource(str(versions.parent)))
     assert endpoint.read_request().model == str(endpoint.path / "model/mnist")
     assert (endpoint.path / "model/mnist/3/saved_model.pb").is_file()
+    (versions / "saved_model.pb").rename(versions / "saved_model.pbtxt")
+    packed = ModelSource(str(versions), SourceCode(__file__))  # a SavedModel without a version
+    with tarfile.open(packed.place(tmp_path)) as tar:
+        assert "1/saved_model.pbtxt" in tar.getnames()
+    (versions / "saved_model.pbtxt").rename(versions / "saved_model.pb")
     packed = ModelSource(str(versions.parent), SourceCode(__file__))
     with tarfile.open(packed.place(tmp_path)) as tar:
         names = {member.name for member in tar if member.isfile()}
