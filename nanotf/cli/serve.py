@@ -6,9 +6,9 @@ import argparse
 import importlib.util
 import os
 import pathlib
-import tempfile
 from typing import Any
 
+from nanotf.cli import serve_folder
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.machine import neighbours, topology
 from nanotf.sagemaker.serving import code_requirements, container_settings
@@ -188,8 +188,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     settings = container_settings.from_environment(os.environ)
     _complete(parsed, settings)
     _check(parsed, settings)
-    with tempfile.TemporaryDirectory(prefix="nanotf-serve-") as folder:
-        return _run(parsed, settings, pathlib.Path(folder))
+    with serve_folder.private_folder() as folder:
+        return _run(parsed, settings, folder)
 
 
 def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path) -> int:
