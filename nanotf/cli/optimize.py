@@ -91,8 +91,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _optimize(parsed: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the table is what users want to see
-    from nanotf.inference import optimizing  # imports NumPy
+    from nanotf.inference import optimizing, program_folder  # import NumPy
 
+    if parsed.output is not None:  # before a search that takes minutes
+        program_folder.check_place(pathlib.Path(parsed.output).absolute())
     options = {
         "engines": parsed.engines,
         "tolerance": parsed.tolerance,

@@ -8,9 +8,9 @@ import os
 import pathlib
 import signal
 import sys
-import tempfile
 from typing import Any
 
+from nanotf.cli import serve_folder
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.machine import neighbours, topology
 from nanotf.sagemaker.serving import code_requirements, container_settings
@@ -204,8 +204,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     _check(parsed, settings)
     # Until the server handles it: the folder must not stay.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="nanotf-serve-") as folder:
-        return _run(parsed, settings, pathlib.Path(folder))
+    with serve_folder.private_folder() as folder:
+        return _run(parsed, settings, folder)
 
 
 def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path) -> int:

@@ -24,6 +24,7 @@ from nanotf.errors import (
     UnavailableError,
 )
 from nanotf.inference import structure
+from nanotf.inference.program_folder import is_program
 from nanotf.inference.saved_model import is_saved_model, read_signatures
 from nanotf.inference.signature import DEFAULT, Signature
 
@@ -77,10 +78,12 @@ def export(model: Any, folder: pathlib.Path, rows: Any = None) -> Exported:
 
 def _load_keras(path: pathlib.Path) -> Any:
     if not path.is_file():
+        became = "a folder without a SavedModel" if path.is_dir() else "not there"
+        if is_program(path):
+            became = "a program's folder, with an engine already: `load` takes it"
         raise InvalidArgumentError(
-            "A model must be the path of a SavedModel's folder, of a program's folder, or of a "
-            f"file that Keras has saved. Received: {str(path)!r}, which is "
-            f"{'a folder with neither' if path.is_dir() else 'not there'}."
+            "A model must be the path of a SavedModel's folder, or of a file that Keras has saved. "
+            f"Received: {str(path)!r}, which is {became}."
         )
     return require_tensorflow().keras.models.load_model(path, compile=False)
 

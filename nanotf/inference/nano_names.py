@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -77,6 +78,9 @@ class InferenceOptimizer:
     ) -> None:
         """Tries methods, and prints a table. See `nanotf.inference.optimize`.
 
+        With a metric, a method in a lower precision is "ok" however much worse its metric is: pass
+        `accuracy_criterion` to `get_best_model`.
+
         Args:
             model: Keras model.
             x: arrays, rows as the model takes them.
@@ -107,6 +111,7 @@ class InferenceOptimizer:
             batch_sizes=(batch_size,),
             metric=function,
             y=None if function is None else y,
+            metric_loss=math.inf,  # `get_best_model` has the criterion
             higher_is_better=direction == "max",
             verbose="auto" if logging else 0,
         )
@@ -140,7 +145,8 @@ class InferenceOptimizer:
             precision: "fp32", "bf16", "int8" or None for any.
             use_ipex: None or False: there is none for TensorFlow.
             accuracy_criterion: how much worse the metric may be, relative to Keras's own: a number,
-                or a dict with the key "relative". None for any.
+                or a dict with the key "relative". None for any, so the fastest may compute
+                anything if it is in a lower precision.
 
         Raises:
             UnavailableError: `optimize` was not called, or no program is within the limits.

@@ -46,7 +46,9 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         check_integer("threads", self.threads, "Pass the number of cores of a process")
-        _check_numbers(tolerance=self.tolerance, metric_loss=self.metric_loss, seconds=self.seconds)
+        _check_number("tolerance", self.tolerance, lambda v: 0 <= v < math.inf, "of at least 0")
+        _check_number("metric_loss", self.metric_loss, lambda v: v >= 0, "of at least 0")
+        _check_number("seconds", self.seconds, lambda v: 0 < v < math.inf, "above 0")
         _check_metric(self.metric, self.y)
         item_arguments.check_verbose(self.verbose)
         object.__setattr__(self, "batch_sizes", _check_sizes(self.batch_sizes))
@@ -108,13 +110,10 @@ def _check_sizes(batch_sizes: Any) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def _check_numbers(**values: Any) -> None:
-    for name, value in values.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < math.inf or (name == "seconds" and value == 0):
-            raise InvalidArgumentError(
-                f"`{name}` must be a number above 0. Received: {name}={value!r}."
-            )
+def _check_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not fits(value):
+        raise InvalidArgumentError(f"`{name}` must be a number {words}. Received: {name}={value!r}.")
 
 
 def _check_metric(metric: Any, y: Any) -> None:

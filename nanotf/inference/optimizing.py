@@ -100,7 +100,7 @@ def optimize(
             `x`. int8 needs one.
         y: the labels of the rows, the first argument of `metric`.
         metric_loss: float, default 0.01: how much smaller the metric may be, relative to that of
-            Keras's own outputs.
+            Keras's own outputs. `math.inf` leaves the choice to `OptimizeResult.best`.
         higher_is_better: bool, default True; False for a metric that is an error.
         seconds: float, default 120. Limit for the conversion of each candidate, and again for its
             measurement.

@@ -158,17 +158,19 @@ class Program:
         """Writes the program's folder in one step; a program that is there is replaced.
 
         Args:
-            path: a folder that does not exist, is empty, or holds another program.
+            path: a folder that does not exist, is empty, or holds another program and nothing else.
+                For the folder that the program was loaded from, nothing is written.
 
         Raises:
             InvalidArgumentError: There is something that nanotf has not written.
             OSError: The disk is full or not writable.
         """
-        with program_folder.written(pathlib.Path(path).absolute()) as folder:
-            if program_folder.is_program(self.folder):
-                shutil.copytree(self.folder / FILES, folder / FILES)
-            else:
-                shutil.copytree(self.folder, folder / FILES)
+        place = pathlib.Path(path).absolute()
+        own = program_folder.is_program(self.folder)
+        if own and place.exists() and place.samefile(self.folder):
+            return
+        with program_folder.written(place) as folder:
+            shutil.copytree(self.folder / FILES if own else self.folder, folder / FILES)
             program_folder.write_description(folder, self._description())
 
     def _description(self) -> Description:

@@ -4,7 +4,7 @@
            engine/        the engine's files
 
 A folder is written with another name, flushed to the disk, then renamed. Only a folder with such a
-file is ever replaced.
+file is ever replaced, and only if it has nothing else.
 """
 
 from __future__ import annotations
@@ -105,25 +105,40 @@ def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields an empty folder that becomes `path` at the end, see `files.new_folder`.
 
     Raises:
-        InvalidArgumentError: There is something at `path` that nanotf has not written.
+        InvalidArgumentError: As `check_place`.
     """
-    if os.path.lexists(path) and not (path.is_dir() and _may_replace(path)):
-        raise InvalidArgumentError(
-            f"A program is saved where nothing is, or another program. Received: {str(path)!r}, "
-            f"which nanotf has not written. Pass another path, or remove it."
-        )
+    check_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.new_folder(path) as folder:
         yield folder
 
 
-def _may_replace(path: pathlib.Path) -> bool:
-    if path.is_symlink():
-        return False
-    if not any(path.iterdir()):
-        return True
+def check_place(path: pathlib.Path) -> None:
+    """Rejects a path where no program may be written.
+
+    Raises:
+        InvalidArgumentError: There is something at `path` that nanotf has not written.
+    """
+    if not os.path.lexists(path):
+        return
+    found = _not_ours(path)
+    if found is not None:
+        raise InvalidArgumentError(
+            f"A program is saved where nothing is, or another program. Received: {str(path)!r}, "
+            f"{found} nanotf has not written. Pass another path, or remove it."
+        )
+
+
+def _not_ours(path: pathlib.Path) -> str | None:
+    """Returns the words for what lies at a path and is not nanotf's; None if all of it is."""
+    if path.is_symlink() or not path.is_dir():
+        return "which"
+    names = {entry.name for entry in path.iterdir()}
+    if not names:
+        return None
     try:
         read_description(path)
     except (OSError, files.Damaged):
-        return False
-    return True
+        return "which"
+    others = sorted(names - {DESCRIPTION, FILES})
+    return f"a program's folder with {', '.join(others)}, which" if others else None

@@ -6,6 +6,7 @@ A disk may be full, a process may end at any line, and anybody may have changed 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from nanotf.errors import NanoError
 
 PRIVATE = 0o600
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 class Damaged(NanoError):
@@ -67,8 +69,10 @@ def flush_folder(path: pathlib.Path) -> None:
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Makes a folder with its content: yields an empty one, which gets its name at the end.
 
-    All files in it are flushed first. A folder that has the name already is moved aside, and then
-    deleted: a reader finds the old one or the new one, and between two instants none.
+    All files in it are flushed first. A folder that has the name already is exchanged for it in one
+    step, and then deleted: a reader finds the old one or the new one. Where the kernel or the file
+    system cannot exchange names, it is renamed before: between the two steps a reader finds none,
+    and a kill at that moment leaves the old one as `.NAME.*.old` and the new one as `.NAME.*.part`.
 
     Args:
         path: its parent exists.
@@ -93,6 +97,9 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _take_place(made: pathlib.Path, path: pathlib.Path) -> None:
+    if _exchange(made, path):
+        shutil.rmtree(made, ignore_errors=True)
+        return
     old = made.with_name(f"{made.name}.old")
     with contextlib.suppress(FileNotFoundError):
         path.rename(old)
@@ -103,6 +110,16 @@ def _take_place(made: pathlib.Path, path: pathlib.Path) -> None:
             old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: pathlib.Path, second: pathlib.Path) -> bool:
+    """Exchanges two names in one step, by renameat2 of Linux. Returns False if it cannot."""
+    # glibc has it since 2.28, the kernel since 3.15, and not all file systems do.
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    return bool(rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
 
 
 def write_json(

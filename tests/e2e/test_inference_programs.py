@@ -151,6 +151,9 @@ def test_written_to_a_folder(tmp_path: pathlib.Path) -> None:
     for program in (new, inference.load(path)):
         assert_equal(program(x), second.predict(x, verbose=0))
     assert_equal(old(x), first.predict(x, verbose=0))  # it is loaded
+    state = new.state
+    new.save(path)  # where it is already
+    assert inference.load(path).state == state
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "file").touch()
     with pytest.raises(errors.InvalidArgumentError, match="which nanotf has not written"):
@@ -216,7 +219,7 @@ def test_missing_files(tmp_path: pathlib.Path) -> None:
 def test_what_is_no_model(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="which is not there"):
         inference.load(tmp_path / "nothing")
-    with pytest.raises(errors.InvalidArgumentError, match="a folder with neither"):
+    with pytest.raises(errors.InvalidArgumentError, match="a folder without a SavedModel"):
         inference.load(tmp_path)
     with pytest.raises(errors.InvalidArgumentTypeError, match="Received: int"):
         inference.make(3)
@@ -227,6 +230,8 @@ def test_what_is_no_model(tmp_path: pathlib.Path) -> None:
     program = inference.make(model_and_rows("dense")[0], folder=tmp_path / "program")
     with pytest.raises(errors.InvalidArgumentError, match="has one engine, 'tensorflow'"):
         inference.load(program.folder, "xla")
+    with pytest.raises(errors.InvalidArgumentError, match="already: `load` takes it"):
+        inference.make(program.folder, "xla")
 
 
 def test_wrong_inputs() -> None:

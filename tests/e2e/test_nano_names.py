@@ -5,13 +5,15 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import failing_engines
 import numpy as np
 import pytest
 import tensorflow as tf
 from inference_models import assert_equal, keras_result, model_and_rows
 
 from nanotf import errors
-from nanotf.inference import InferenceOptimizer
+from nanotf.inference import InferenceOptimizer, nano_names
+from nanotf.inference.engines import engine_table
 
 
 def test_optimize_and_best_model(
@@ -47,6 +49,36 @@ def test_optimize_and_best_model(
     assert_equal(InferenceOptimizer.load(tmp_path / "program")(x), keras_result(model, x))
     with pytest.raises(errors.UnavailableError, match="The best is one of"):
         optimizer.get_best_model(accelerator="openvino")
+
+
+def test_the_criterion_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods whose metric is worse are kept: the criterion says which of them may be returned."""
+    engine = failing_engines.RoundingEngine()
+    monkeypatch.setitem(engine_table.ENGINES, engine.name, engine)
+    for name, precision in {"openvino_fp32": "f32", "openvino_int8": "int8"}.items():
+        monkeypatch.setitem(nano_names.METHODS, name, (engine.name, precision))
+    model, rows = model_and_rows("dense")
+    x = rows(64)
+    y = np.argmax(model.predict(x, verbose=0), 1)
+    assert set(y) != {0}  # which the rounded outputs always tell
+    optimizer = InferenceOptimizer()
+    optimizer.optimize(
+        model,
+        x,
+        y,
+        metric=lambda y, outputs: float(np.mean(np.argmax(outputs, 1) == y)),
+        thread_num=1,
+        includes=("openvino_fp32", "openvino_int8"),
+    )
+    found = optimizer.optimized_model_dict
+    assert found["openvino_int8"].metric < 0.9
+    assert {each.status for each in found.values()} == {"ok"}
+    program, _ = optimizer.get_best_model(precision="int8", accuracy_criterion=1.0)
+    assert program.precision == "int8"
+    with pytest.raises(errors.UnavailableError, match="within the limits"):
+        optimizer.get_best_model(precision="int8", accuracy_criterion=0.1)
+    program, _ = optimizer.get_best_model(accuracy_criterion={"relative": 0.1})
+    assert program.precision == "f32"
 
 
 def test_absent_packages_and_excludes(capsys: pytest.CaptureFixture[str]) -> None:

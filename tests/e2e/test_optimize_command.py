@@ -53,6 +53,7 @@ def test_no_engine_is_right(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
         (["m.keras", "--rows", "rows.npy", "--engines", "ovino"], "`engines` must be one of"),
         (["m.keras", "--rows", "rows.npy", "--precision", "int8"], "Pass `metric` and `y`"),
         (["m.keras", "--rows", "rows.npy"], "Received: 'm.keras', which is not there"),
+        (["m.keras", "--rows", "rows.npy", "-o", "rows.npy"], "which nanotf has not written"),
     ],
 )
 def test_arguments_that_cannot_be_used(

@@ -1,6 +1,6 @@
 """Folders on disk that outlive the process that made them, each owned by a supervisor.
 
-`jobs` and `serving` build on it: a job and an endpoint are such folders.
+`jobs` and `endpoints` build on it: a job and an endpoint are such folders.
 
     launching process              supervisor (detached)             any process
       | starting.create             |                                 |

@@ -36,6 +36,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
     def __init__(self, folder: DetachedFolder[Any, AnyState]) -> None:
         self._folder = folder
         self._state: AnyState = folder.read_state()
+        self._is_written = True  # False while the disk is full: it then has an older state
 
     @abc.abstractmethod
     def run(self) -> None:
@@ -73,14 +74,27 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def _become(self, **changes: Any) -> None:
-        """Changes the state. A full disk leaves the old one, which is still true of the owner."""
+        """Changes the state. A full disk keeps the old one until `_catch_up` finds room."""
         self._state = replace(self._state, **changes)
+        was_written, self._is_written = self._is_written, False
+        self._catch_up(tells=was_written)
+
+    def _catch_up(self, *, tells: bool = False) -> None:
+        """Writes a state that a full disk did not take. Subclasses call it at each turn.
+
+        Args:
+            tells: whether to print a line if the disk is still full.
+        """
+        if self._is_written:
+            return
         try:
             self._folder.write_state(self._state)
+            self._is_written = True
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            self._say_full("state", error)
+            if tells:
+                self._say_full("state", error)
 
     def _end(self, state: AnyState) -> None:
         """Writes the final state. Waits for room on a full disk."""
@@ -88,6 +102,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         while True:
             try:
                 self._folder.write_state(self._state)
+                self._is_written = True
                 return
             except OSError as error:
                 if error.errno not in FULL:

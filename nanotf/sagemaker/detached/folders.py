@@ -147,6 +147,11 @@ class DetachedFolder(abc.ABC, Generic[AnyRequest, AnyState]):
         """Replaces the state in one step. Only the owner calls this. Raises `OSError`."""
         files.write_json(self._state, asdict(state), indent=2, mode=files.PRIVATE)
 
+    def state_stamp(self) -> tuple[int, ...]:
+        """Returns numbers that change when the state is written. Raises `OSError`."""
+        found = self._state.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     @property
     def _state(self) -> pathlib.Path:
         return self.path / "state.json"

@@ -56,9 +56,9 @@ def start(
         EndpointError: The disk is full, or the supervisor did not start.
     """
     KIND.check_name(name)
-    source.check()
-    _check(ports, start_seconds)
     endpoint = EndpointFolder(KIND.folder(output) / name)
+    source.check(endpoint.path)
+    _check(ports, start_seconds)
 
     def fill() -> None:
         model = source.place(endpoint.path)

@@ -127,6 +127,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         while server.is_running:
             is_quiet = is_ready and killing_at is None and output.is_open
             output.read(_PAUSE if is_quiet else _SHORT_PAUSE)
+            self._catch_up()
             moment = time.monotonic()
             if killing_at is not None:
                 if moment > killing_at:

@@ -72,13 +72,9 @@ TRANSFORMER = ArgumentNames(
     "SageMaker's transformer()",
     without_effect=(
         "enable_network_isolation",
-        "instance_count",
         "kms_key",
         "model_name",
-        "output_kms_key",
         "role",
-        "tags",
-        "volume_kms_key",
         "vpc_config_override",
     ),
 )

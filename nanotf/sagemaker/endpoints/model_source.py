@@ -19,12 +19,12 @@ import tempfile
 from dataclasses import dataclass
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.inference.saved_model import is_saved_model
 from nanotf.sagemaker.jobs import addresses, archives, source
 from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.serving.repository.model_layouts import SCRIPT
 
 _ARCHIVE = "model.tar.gz"
-_SCRIPT = "inference.py"  # the module that a server of SageMaker's loads
-_ENDINGS = (".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,21 @@ class ModelSource:
     model_data: str  # a path or an address: an archive, a folder, or a `.keras` file
     code: SourceCode | None = None  # the entry point with its folder and dependencies
 
-    def check(self) -> None:
-        """Rejects a model or code that is not there. Raises `InvalidArgumentError`."""
+    def check(self, folder: pathlib.Path) -> None:
+        """Rejects what `place` cannot copy into a folder.
+
+        Args:
+            folder: the endpoint's, which need not exist yet.
+
+        Raises:
+            InvalidArgumentError: The model or the code is not there, or holds the folder.
+        """
         addresses.check(self.model_data)
+        _check_outside(self.model_data, folder)
         if self.code is not None:
             self.code.check()
+            for each in filter(None, (self.code.folder, *self.code.dependencies)):
+                _check_outside(each, folder)
 
     def place(self, folder: pathlib.Path) -> pathlib.Path:
         """Copies the model into an endpoint's folder.
@@ -71,26 +81,35 @@ class ModelSource:
         return found[0] if len(found) == 1 and found[0].is_file() else downloads
 
 
+def _check_outside(address: str, folder: pathlib.Path) -> None:
+    """Rejects a folder that would be copied into itself."""
+    path = addresses.local_path(address)
+    if path is not None and folder.resolve().is_relative_to(path.resolve()):
+        raise InvalidArgumentError(
+            f"What an endpoint copies must not hold the endpoint's own folder. Received: {address}, "
+            f"which holds {folder}. Pass another output_path, or set NANOTF_ENDPOINTS."
+        )
+
+
 def _copied(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     if model.is_dir():
         place = folder / "model" / (model.name or "model")
         shutil.copytree(model, place)
         return place
-    place = folder / (_ARCHIVE if model.name.endswith(_ENDINGS) else model.name)
+    place = folder / (_ARCHIVE if source.is_archive(model.name) else model.name)
     shutil.copy2(model, place)
     return place
 
 
 def _unpack(model: pathlib.Path, content: pathlib.Path) -> None:
     """Puts a model into a folder, in the layout of an archive."""
-    if model.name.endswith(_ENDINGS):
+    if source.is_archive(model.name):
         source.extract(model, content, "model")
     elif model.is_file():
         shutil.copy2(model, content)
     else:
         # A SavedModel itself has no version yet, which the layout asks for.
-        is_saved_model = (model / "saved_model.pb").is_file()
-        place = content / "1" if is_saved_model else content
+        place = content / "1" if is_saved_model(model) else content
         shutil.copytree(model, place, dirs_exist_ok=True)
 
 
@@ -98,12 +117,12 @@ def _add_code(code: SourceCode, place: pathlib.Path) -> None:
     if code.folder is not None:
         shutil.rmtree(place, ignore_errors=True)  # `source_dir` replaces what the archive has
     SourceCode(code.script, code.folder).copy(place)
-    entry, script = place / code.entry, place / _SCRIPT
+    entry, script = place / code.entry, place / SCRIPT
     if entry != script:
         if code.folder is not None and script.exists():
             raise InvalidArgumentError(
-                f"The entry point becomes {_SCRIPT} of the model. Received: "
-                f"entry_point={code.script!r}, and {code.folder} has another {_SCRIPT}. Rename one."
+                f"The entry point becomes {SCRIPT} of the model. Received: "
+                f"entry_point={code.script!r}, and {code.folder} has another {SCRIPT}. Rename one."
             )
         shutil.move(entry, script)
     if code.dependencies:

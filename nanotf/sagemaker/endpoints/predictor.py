@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanotf.errors import (
     EndpointError,
@@ -18,6 +18,7 @@ from nanotf.errors import (
     UnavailableError,
     meant,
 )
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.endpoints import endpoint_record as record
 from nanotf.sagemaker.endpoints import endpoint_start
 from nanotf.sagemaker.endpoints.deserializers import BytesDeserializer, JSONDeserializer
@@ -41,6 +42,14 @@ _HEADERS = {
     "InferenceComponentName": None,
     "SessionId": None,
 }
+
+
+class _Found(NamedTuple):
+    """The server of an endpoint, as long as the endpoint's state stays as it is."""
+
+    stamp: tuple[int, ...]
+    owner: Owner
+    client: HttpClient
 
 
 class Predictor:
@@ -77,15 +86,21 @@ class Predictor:
         self.deserializer = BytesDeserializer() if deserializer is None else deserializer
         # A later change of the current folder does not lose the endpoint.
         self._endpoint: EndpointFolder | None = None
-        self._client: HttpClient | None = None
+        self._server: HttpClient | None = None
+        self._found: _Found | None = None
         if "://" in endpoint_name:
-            self._client = HttpClient(endpoint_name)
+            self._server = HttpClient(endpoint_name)
         else:
             KIND.check_name(endpoint_name)
             self._endpoint = EndpointFolder(KIND.folder(output_path) / endpoint_name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.endpoint_name!r})"
+
+    @property
+    def endpoint(self) -> str:
+        """The same as `endpoint_name`, by its name of version 1 of the SDK."""
+        return self.endpoint_name
 
     @property
     def content_type(self) -> str:
@@ -103,7 +118,7 @@ class Predictor:
     def predict(
         self,
         data: Any,
-        initial_args: Mapping[str, str] | None = None,
+        initial_args: Mapping[str, str | None] | None = None,
         target_model: str | None = None,
         target_variant: str | None = None,
         inference_id: str | None = None,
@@ -118,7 +133,7 @@ class Predictor:
         Args:
             data: what the serializer takes.
             initial_args: mapping or None, arguments of the API call InvokeEndpoint, such as
-                {"ContentType": "text/csv"}.
+                {"ContentType": "text/csv"}. None as a value sends no such header.
             target_model: str or None, one of several models of a server.
             target_variant, inference_id: str or None, passed on as headers.
             custom_attributes: str or None, passed on as a header, such as "tfs-method=classify".
@@ -148,7 +163,7 @@ class Predictor:
         answer = self._post(_body(self.serializer.serialize(data)), headers)
         return self.deserializer.deserialize(answer.stream(), answer.content_type)
 
-    def _headers(self, arguments: dict[str, str]) -> dict[str, str]:
+    def _headers(self, arguments: dict[str, str | None]) -> dict[str, str]:
         if arguments.pop("EndpointName", self.endpoint_name) != self.endpoint_name:
             raise InvalidArgumentError(
                 "`initial_args` cannot name another endpoint than the predictor's. Received an "
@@ -161,8 +176,8 @@ class Predictor:
                     f"`initial_args` takes {', '.join(_HEADERS)}. Received: {name}."
                     + (f" Did you mean `{right}`?" if right else "")
                 )
-        found = {_HEADERS[name]: value for name, value in arguments.items()}
-        return {header: value for header, value in found.items() if header is not None}
+        found = [(_HEADERS[name], value) for name, value in arguments.items()]
+        return {name: value for name, value in found if name is not None and value is not None}
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
         deadline = time.monotonic() + _RESTART_SECONDS
@@ -176,14 +191,21 @@ class Predictor:
                         f"A server must listen at the address. Received: {error}. Start it, or "
                         "look at its log."
                     ) from error
-                self._client = None  # the state says what has become of it
+                self._found = None  # the state says what has become of it
             time.sleep(_PAUSE)
 
     def _reached(self) -> HttpClient:
-        """Returns the client of the server; of an endpoint that is in service."""
-        if self._client is None:
-            assert self._endpoint is not None
-            endpoint = record.find(self._endpoint.name, self._endpoint.path.parent)
+        """Returns the client of the server; of an endpoint that is in service.
+
+        The state is looked at before each request: another endpoint's server may have got the port
+        since the last one.
+        """
+        if self._server is not None:
+            return self._server
+        assert self._endpoint is not None
+        endpoint = record.find(self._endpoint.name, self._endpoint.path.parent)
+        stamp, found = endpoint.state_stamp(), self._found  # several threads set `_found`
+        if found is None or found.stamp != stamp or not found.owner.is_alive():
             state = endpoint.read_state()
             if state.status != record.IN_SERVICE or state.url is None:
                 why = f": {state.failure_reason}" if state.failure_reason else ""
@@ -192,8 +214,8 @@ class Predictor:
                     f"{endpoint.name}, whose status is {state.status}{why}. `nanotf endpoints "
                     f"describe {endpoint.name}` says more."
                 )
-            self._client = HttpClient(state.url)
-        return self._client
+            self._found = found = _Found(stamp, state.owner, HttpClient(state.url))
+        return found.client
 
     # ------------------------------------------------------------------------ the endpoint
     def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
@@ -212,7 +234,6 @@ class Predictor:
                 f"address {self.endpoint_name}. Stop that server where it runs."
             )
         endpoint_start.stop_and_wait(record.find(self._endpoint.name, self._endpoint.path.parent))
-        self._client = None
 
     def delete_predictor(self, wait: bool = False) -> None:
         """Does the same as `delete_endpoint`."""
@@ -286,7 +307,7 @@ class TensorFlowPredictor(Predictor):
     def predict(
         self,
         data: Any,
-        initial_args: Mapping[str, str] | None = None,
+        initial_args: Mapping[str, str | None] | None = None,
         target_model: str | None = None,
         target_variant: str | None = None,
         inference_id: str | None = None,

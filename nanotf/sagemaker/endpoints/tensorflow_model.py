@@ -175,16 +175,19 @@ class TensorFlowModel:
         strategy: str | None = None,
         assemble_with: str | None = None,
         output_path: str | os.PathLike[str] | None = None,
+        output_kms_key: Any = None,
         accept: str | None = None,
         env: Mapping[str, Any] | None = None,
         max_concurrent_transforms: int | None = None,
         max_payload: float | None = None,
+        tags: Any = None,
+        volume_kms_key: Any = None,
         **arguments: Any,
     ) -> Transformer:
         """Returns what transforms files by this model: one `.out` for each.
 
         Args:
-            instance_count: without effect here.
+            instance_count, output_kms_key, tags, volume_kms_key: without effect here.
             instance_type: "local".
             strategy: "MultiRecord" (default) sends several records of a file in one request,
                 "SingleRecord" each by itself. Records are what `split_type` divides a file into.

@@ -191,7 +191,7 @@ class Transformer:
         self, predictor: Predictor, requests: Iterator[bytes], content_type: str | None
     ) -> Iterator[bytes]:
         """Yields the answers to requests, in their order."""
-        given = {} if content_type is None else {"ContentType": content_type}
+        given = {"ContentType": content_type}
 
         def ask(body: bytes) -> bytes:
             answer: bytes = predictor.predict(body, given)

@@ -292,10 +292,7 @@ class TensorFlow:
             InvalidArgumentError: as `create_model`, or the endpoint cannot start.
             EndpointError: The endpoint has failed.
         """
-        given = model_arguments.MODEL.modernize(arguments)
-        of_model = {name: given.pop(name) for name in list(given) if model_arguments.of_model(name)}
-        if model_name is not None:
-            of_model["name"] = model_name
+        of_model, given = _divided(arguments, model_name)
         return self.create_model(**of_model).deploy(
             initial_instance_count,
             instance_type,
@@ -306,16 +303,73 @@ class TensorFlow:
             **given,
         )
 
-    def transformer(self, instance_count: int = 1, *given: Any, **arguments: Any) -> Transformer:
+    def transformer(
+        self,
+        instance_count: int = 1,
+        instance_type: str = "local",
+        strategy: str | None = None,
+        assemble_with: str | None = None,
+        output_path: str | os.PathLike[str] | None = None,
+        output_kms_key: Any = None,
+        accept: str | None = None,
+        env: Mapping[str, Any] | None = None,
+        max_concurrent_transforms: int | None = None,
+        max_payload: float | None = None,
+        tags: Any = None,
+        role: Any = None,
+        model_server_workers: int | str | None = None,
+        volume_kms_key: Any = None,
+        entry_point: str | os.PathLike[str] | None = None,
+        *,
+        model_name: str | None = None,
+        **arguments: Any,
+    ) -> Transformer:
         """Returns what transforms files by the model of the latest job.
 
         Args:
-            instance_count, *given, **arguments: as in `TensorFlowModel.transformer`.
+            instance_count, output_kms_key, tags, role, volume_kms_key: without effect here.
+            instance_type, strategy, assemble_with, output_path, accept, env,
+                max_concurrent_transforms, max_payload: as in `TensorFlowModel.transformer`.
+            model_server_workers: int, "auto" or None, as `num_processes` of `TensorFlowModel`.
+            entry_point: path or None, as in `TensorFlowModel`.
+            model_name: str or None, as `name` of `TensorFlowModel`.
+            **arguments: others of `TensorFlowModel` (`source_dir`, `dependencies`, ...) and of its
+                `transformer`.
 
         Raises:
             InvalidArgumentError: as `create_model`.
         """
-        return self.create_model().transformer(instance_count, *given, **arguments)
+        if entry_point is not None:
+            arguments["entry_point"] = entry_point
+        if model_server_workers is not None:
+            arguments["model_server_workers"] = model_server_workers
+        of_model, given = _divided(arguments, model_name)
+        return self.create_model(role, **of_model).transformer(
+            instance_count,
+            instance_type,
+            strategy,
+            assemble_with,
+            output_path,
+            output_kms_key,
+            accept,
+            env,
+            max_concurrent_transforms,
+            max_payload,
+            tags,
+            volume_kms_key,
+            **given,
+        )
+
+
+def _divided(
+    arguments: Mapping[str, Any], model_name: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments of `TensorFlowModel`, and those of its method."""
+    given = model_arguments.MODEL.modernize(arguments)
+    of_model = {name: given.pop(name) for name in list(given) if model_arguments.of_model(name)}
+    if model_name is not None:
+        of_model["name"] = model_name
+    return of_model, given
 
 
 def _metric(definition: Any) -> Metric:

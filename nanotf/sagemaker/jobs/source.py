@@ -21,6 +21,7 @@ from nanotf.machine.interpreter import nanotf_command
 from nanotf.sagemaker.jobs import addresses
 
 REQUIREMENTS = "requirements.txt"
+_ARCHIVES = (".tar.gz", ".tgz")  # endings of their names
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")
 
 
@@ -29,7 +30,7 @@ class SourceCode:
     """The code of a job."""
 
     script: str  # the entry point: a path, relative to `folder` if there is one
-    # A folder, or a `.tar.gz`, that is copied as a whole. None copies the script alone.
+    # A folder, or a `.tar.gz` (`.tgz`), that is copied as a whole. None copies the script alone.
     folder: str | None = None
     dependencies: tuple[str, ...] = ()  # files and folders that are copied beside the script
 
@@ -89,14 +90,19 @@ class SourceCode:
         path = addresses.local_path(folder)
         if path is None:
             addresses.download(folder, code)
-            archives = list(code.glob("*.tar.gz")) if folder.endswith(".tar.gz") else []
-            for archive in archives:
+            found = [path for path in code.iterdir() if is_archive(path.name)]
+            for archive in found if is_archive(folder) else []:
                 extract(archive, code, "source")
                 archive.unlink()
         elif path.is_dir():
             shutil.copytree(path, code, ignore=_IGNORED, dirs_exist_ok=True, symlinks=True)
         else:
             extract(path, code, "source")
+
+
+def is_archive(name: str) -> bool:
+    """Returns True for a name or an address that ends as those of archives do."""
+    return name.endswith(_ARCHIVES)
 
 
 def extract(archive: pathlib.Path, folder: pathlib.Path, what: str) -> None:

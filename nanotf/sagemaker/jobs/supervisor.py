@@ -173,6 +173,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         while any(script.is_running for script in scripts):
             # After the last output, nothing ends the wait when a script ends.
             output.read(_PAUSE if output.is_open else 0.05)
+            self._catch_up()
             moment = time.monotonic()
             if deadline is not None and moment > deadline and self._stop_reason is None:
                 self._stop_reason = "MaxRuntimeExceeded"

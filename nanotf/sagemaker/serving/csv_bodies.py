@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +117,7 @@ def write_csv(array: Array) -> bytes:
     """
     if not array.ndim:
         raise Refusal(406, "text/csv needs an output with rows. Ask for application/json.")
-    rows = array.reshape(len(array), -1)
+    rows = array.reshape(len(array), math.prod(array.shape[1:]))  # -1 needs rows
     stream = io.StringIO()
     try:
         lines = _texts(rows)

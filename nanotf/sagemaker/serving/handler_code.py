@@ -12,6 +12,7 @@ returns is answered by the same code, without a connection.
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import io
 import json
 import types
@@ -59,6 +60,11 @@ class HandlerResponse:
         return self.status_code < 400
 
     @property
+    def reason(self) -> str:
+        """The phrase of the status, such as "Not Found"; empty for a status without one."""
+        return http.client.responses.get(self.status_code, "")
+
+    @property
     def text(self) -> str:
         """The content as text."""
         return self.content.decode("utf-8", "replace")
@@ -66,6 +72,11 @@ class HandlerResponse:
     def json(self) -> Any:
         """Returns the value of the content."""
         return json.loads(self.content)
+
+    def raise_for_status(self) -> None:
+        """Raises `OSError`, of which that of requests is a subclass, if the model has refused."""
+        if not self.ok:
+            raise OSError(f"{self.status_code} {self.reason}: {self.text}")
 
 
 class HandlerCode(ModelCode):

@@ -36,10 +36,12 @@ def read(body: bytes, header: str | None, most: int) -> Any:
     if kind == media_types.CSV:
         return csv_bodies.read_csv(media_types.decoded(body, charset), _NUMBERS)
     if kind == media_types.NPY:
-        return numpy_bodies.read_npy(body)
+        return numpy_bodies.read_npy(body).copy()  # the user's code may write to it
     if kind == media_types.NPZ:
         arrays = numpy_bodies.read_npz(body, most)
-        return numpy_bodies.dense(arrays, most) if numpy_bodies.is_sparse(arrays) else arrays
+        if numpy_bodies.is_sparse(arrays):
+            return numpy_bodies.dense(arrays, most)
+        return {name: array.copy() for name, array in arrays.items()}
     raise media_types.unsupported(kind)
 
 

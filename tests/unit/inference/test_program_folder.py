@@ -17,7 +17,9 @@ SIGNATURE = Signature(
     (TensorSpec("ids", "int64", (None, 3)), TensorSpec("text", "string", None)),
     (TensorSpec("p", "float32", (None, 2)),),
 )
-DESCRIPTION = Description("tensorflow", "f32", {DEFAULT: SIGNATURE}, {"list": ["ids", "text"]}, "p")
+DESCRIPTION = Description(
+    *("tensorflow", "f32", {DEFAULT: SIGNATURE}, {"list": ["ids", "text"]}, "p", {DEFAULT: "why"})
+)
 
 
 def _write(path: pathlib.Path, content: str = "1") -> None:
@@ -73,6 +75,18 @@ def test_what_is_not_a_program_stays(tmp_path: pathlib.Path, kind: str) -> None:
         _write(path)
     assert path.is_symlink() == (kind == "link")
     assert path.is_file() == (kind == "file")
+
+
+def test_the_users_files_in_a_programs_folder_stay(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program"
+    _write(path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(
+        InvalidArgumentError, match=r"folder with notes\.txt, which nanotf has not written"
+    ):
+        _write(path, "2")
+    assert (path / "notes.txt").read_text() == "mine"
+    assert (path / "engine" / "file").read_text() == "1"
 
 
 def test_an_empty_folder_is_taken(tmp_path: pathlib.Path) -> None:

@@ -34,6 +34,7 @@ from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
 from nanotf.sagemaker.endpoints.endpoint_supervisor import EndpointSupervisor
 from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.sagemaker.jobs.source import SourceCode
+from nanotf.wire import files
 
 
 def _full(*_: Any, **__: Any) -> Any:
@@ -147,6 +148,30 @@ def test_models_that_are_not_there(source: ModelSource, text: str, model: str) -
     assert list(endpoint_record.find_all()) == []
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("part", ["model", "source_dir", "dependency"])
+def test_nothing_is_copied_into_itself(
+    part: str, is_link: bool, model: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "saved_model.pb").touch()
+    (folder / "inference.py").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(endpoint_record.KIND.variable)
+    (tmp_path / "link").symlink_to(folder)
+    given = str(tmp_path / "link") if is_link else "."
+    source = {
+        "model": ModelSource(given),
+        "source_dir": ModelSource(model, SourceCode("inference.py", given)),
+        "dependency": ModelSource(model, SourceCode("inference.py", None, (given,))),
+    }[part]
+    with pytest.raises(InvalidArgumentError, match=r"must not hold the endpoint's own folder"):
+        endpoint_start.start("a", source)
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "inference.py"]
+    endpoint_start.start("a", source, output=tmp_path / "elsewhere")
+
+
 def test_a_damaged_archive(model: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.tar.gz").write_bytes(b"\x1f\x8bno archive")
     source = ModelSource(str(tmp_path / "model.tar.gz"), SourceCode(__file__))
@@ -173,6 +198,11 @@ def test_a_folder_is_copied_with_its_name(model: str, tmp_path: pathlib.Path) ->
     endpoint = endpoint_start.start("a", ModelSource(str(versions.parent)))
     assert endpoint.read_request().model == str(endpoint.path / "model/mnist")
     assert (endpoint.path / "model/mnist/3/saved_model.pb").is_file()
+    (versions / "saved_model.pb").rename(versions / "saved_model.pbtxt")
+    packed = ModelSource(str(versions), SourceCode(__file__))  # a SavedModel without a version
+    with tarfile.open(packed.place(tmp_path)) as tar:
+        assert "1/saved_model.pbtxt" in tar.getnames()
+    (versions / "saved_model.pbtxt").rename(versions / "saved_model.pb")
     packed = ModelSource(str(versions.parent), SourceCode(__file__))
     with tarfile.open(packed.place(tmp_path)) as tar:
         names = {member.name for member in tar if member.isfile()}
@@ -216,6 +246,45 @@ def test_the_final_state_waits_for_room(
     assert endpoint.read_state().status == "Deleted"
     said = capsys.readouterr().err
     assert said.count("the final state of the endpoint cannot be written now") == 1
+
+
+class _Watched:
+    """A server that runs for some looks of its supervisor."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    @property
+    def is_running(self) -> bool:
+        self._looks -= 1
+        return self._looks >= 0
+
+
+class _Silent:
+    is_open = True
+
+    @staticmethod
+    def read(_: float) -> None:
+        """Nothing has printed."""
+
+
+def test_a_state_is_written_once_there_is_room(
+    endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner, write, tries = EndpointSupervisor(endpoint), EndpointFolder.write_state, []
+
+    def full_at_first(self: EndpointFolder, state: Any) -> None:
+        tries.append(state)
+        if len(tries) < 4:
+            _full()
+        write(self, state)
+
+    files.write_json(endpoint.ready_file, {"port": 1234, "pid": os.getpid()})
+    monkeypatch.setattr(EndpointFolder, "write_state", full_at_first)
+    owner._watch(_Watched(6), _Silent())  # type: ignore[arg-type]
+    state = endpoint.read_state()
+    assert (state.status, state.port, len(tries)) == ("InService", 1234, 4)
+    assert capsys.readouterr().err.count("state of the endpoint cannot be written now") == 1
 
 
 def test_a_command_that_does_not_exist(endpoint: EndpointFolder) -> None:
@@ -290,6 +359,35 @@ def test_transforms_that_are_refused(
     transformer = TensorFlowModel("model.tar.gz").transformer()
     with pytest.raises(NanoError, match=text):
         transformer.transform(tmp_path, **given)
+
+
+def test_an_estimator_divides_the_arguments_of_its_transformer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimator, of_model = TensorFlow(entry_point="train.py"), {}
+
+    def create(_: TensorFlow, role: Any, **given: Any) -> TensorFlowModel:
+        of_model.update(given, role=role)
+        return TensorFlowModel("model.tar.gz", role, **given)
+
+    monkeypatch.setattr(TensorFlow, "create_model", create)
+    # In the order of the SDK.
+    first = (2, "local", "SingleRecord", "Line", "out", "key", "text/csv", {"A": 1}, 3, 5, ["tag"])
+    made = estimator.transformer(
+        *first, "role", 4, "volume key", "inference.py", model_name="mine", source_dir="code"
+    )
+    assert of_model == {
+        "entry_point": "inference.py",
+        "num_processes": 4,
+        "name": "mine",
+        "role": "role",
+        "source_dir": "code",
+    }
+    assert (made._accept, made._environment, made._threads) == ("text/csv", {"A": "1"}, 3)
+    assert (made._limit, made._num_processes, made.output_path) == (5_000_000, "4", "out")
+    assert made._source.code == SourceCode("inference.py", "code")
+    with pytest.raises(InvalidArgumentTypeError, match="Did you mean `max_payload`"):
+        estimator.transformer(max_paylod=1)
 
 
 def test_an_estimator_without_a_job() -> None:

@@ -200,6 +200,19 @@ def test_source_folder(
     assert found == {"sub/train.py", "beside.py", "library/x.py"}
 
 
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz"])
+def test_a_remote_source(ending: str, tmp_path: pathlib.Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    memory.pipe(f"/code/source{ending}", _archive(tmp_path / "src").read_bytes())
+    try:
+        SourceCode("train.py", f"memory://code/source{ending}").copy(tmp_path / "code")
+    finally:
+        memory.rm("/code", recursive=True)
+    assert [path.name for path in (tmp_path / "code").iterdir()] == ["train.py"]
+
+
 def test_an_archive_that_reaches_outside(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x").touch()
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:

@@ -45,6 +45,17 @@ BOTH = """
         found = [response.status_code, response.ok, response.json()]
         return json.dumps(found), context.accept_header
 """
+RAISES = """
+    def input_handler(data, context):
+        return data.read()
+
+    def output_handler(response, context):
+        try:
+            response.raise_for_status()
+        except OSError as error:
+            return str(error), f"x/{response.reason}"
+        return response.content, f"x/{response.reason}"
+"""
 FIELDS = """
     import json
 
@@ -74,6 +85,16 @@ def test_handler_asks_over_http(servers: list[HostServer], tmp_path: pathlib.Pat
     assert json.loads(answer.body) == {"predictions": [[2.0, 4.0]]}
     answer = server.invoke("[1")
     assert answer.content_type == "x/400" and b"JSON Parse error" in answer.body
+
+
+def test_responses_raise_for_status(servers: list[HostServer], tmp_path: pathlib.Path) -> None:
+    server = _serve(servers, with_code(double(), tmp_path, RAISES))
+    answer = server.invoke('{"instances": [[1, 2]]}', JSON)
+    assert answer.content_type == "x/OK"
+    assert json.loads(answer.body) == {"predictions": [[2.0, 4.0]]}
+    answer = server.invoke("[1", JSON)
+    assert answer.content_type == "x/Bad Request"
+    assert answer.body.startswith(b'400 Bad Request: { "error": "JSON Parse error')
 
 
 def test_rest_uri_answers_each_request_of_a_connection(
