@@ -97,7 +97,6 @@ OF_NUMBERS = {
     "Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac IgammaGradA Invert "
     "IsFinite IsInf IsNan LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr "
     "LookupTableFindV2 Maximum Minimum Mod Ndtri NextAfter NotEqual OneHot OnesLike Polygamma Pow "
-    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
     "RGBToHSV HSVToRGB RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence StaticRegexFullMatch StaticRegexReplace StringJoin StringLength StringLower "
     "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
@@ -105,6 +104,14 @@ OF_NUMBERS = {
 )
 def _each(step: RuleArguments) -> TensorState:
     return plain(_data(step))
+
+
+@_rule("QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4")
+def _quantize(step: RuleArguments) -> TensorState:
+    state = plain(_data(step))
+    if state.is_rows and not _attribute(step, "range_given"):
+        raise Coupled("quantizes rows by the range of all")
+    return state
 
 
 @_rule(
