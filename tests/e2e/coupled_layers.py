@@ -135,6 +135,13 @@ APART: dict[str, Callable[[], Any]] = {
     "loss of weights": lambda: _with_loss(lambda s, x: tf.reduce_sum(s.w**2)),
     "noise": lambda: Own(lambda s, x: x * s.w + tf.random.normal(tf.shape(x), dtype=x.dtype)),
     "einsum": lambda: Own(lambda s, x: tf.einsum("bti,ij->btj", x, s.w), (8, 3)),
+    "einsum of rows": lambda: Own(
+        lambda s, x: tf.einsum("...i,...i->...", x, x * s.w)[:, None] * x
+    ),
+    "sum by einsum": lambda: _with_loss(lambda s, x: tf.einsum("ni,ni->", x, x * s.w)),
+    "quantized": lambda: Own(
+        lambda s, x: tf.quantization.quantize_and_dequantize_v2(x * s.w, 0, 1, range_given=True)
+    ),
     "turns": lambda: Own(_turns),
     "slices": lambda: Own(lambda s, x: tf.concat([x[:, 2:], x[..., :2]], -1) * s.w),
     "moving average": lambda: _average(1e-4),
@@ -153,6 +160,13 @@ COUPLED: dict[str, Callable[[], Any]] = {
     ),
     "fixed point": lambda: Own(_fixed_point),
     "similarity": lambda: Own(lambda s, x: tf.matmul(tf.matmul(x * s.w, x, transpose_b=True), x)),
+    "einsum over other rows": lambda: Own(
+        lambda s, x: tf.einsum("ni,mi->n", x, x * s.w)[:, None] * x
+    ),
+    "einsum of two sums": lambda: _with_loss(lambda s, x: tf.einsum("ni,mi->", x, x * s.w)),
+    "quantized by the range": lambda: Own(
+        lambda s, x: tf.quantization.quantize_and_dequantize_v2(x * s.w, 0, 1, range_given=False)
+    ),
     "batch attention": lambda: Own(
         lambda s, x: tf.matmul(tf.nn.softmax(tf.matmul(x * s.w, x, transpose_b=True)), x)
     ),

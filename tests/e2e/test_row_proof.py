@@ -151,6 +151,16 @@ TOGETHER: dict[str, tuple[Any, Callable[..., Any], str]] = {
     "attention between rows": (
         TABLE, lambda _, x: tf.nn.softmax(tf.matmul(x, x, transpose_b=True)) @ x, "MatMul"
     ),
+    "einsum over other rows": (TABLE, lambda _, x: tf.einsum("ni,mi->n", x, x), "Einsum"),
+    "einsum by sums of rows": (TABLE, lambda _, x: tf.einsum("ni,mj->nj", x, x), "Einsum"),
+    "einsum of sequences": (
+        SEQUENCES, lambda _, x: x * tf.einsum("b...i,c...i->b...", x, x)[..., None], "Einsum"
+    ),
+    "quantized by the range": (
+        TABLE,
+        lambda _, x: tf.quantization.quantize_and_dequantize_v2(x, 0.0, 1.0, range_given=False),
+        "QuantizeAndDequantize",
+    ),
     "number of rows": (TABLE, lambda _, x: x * tf.cast(number_of(x), tf.float32), "output_0"),
     "many rows": (TABLE, lambda _, x: tf.where(number_of(x) > 100, x, -x), "Greater"),
     "at most 64 rows": (

@@ -97,7 +97,6 @@ OF_NUMBERS = {
     "Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac IgammaGradA Invert "
     "IsFinite IsInf IsNan LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr "
     "LookupTableFindV2 Maximum Minimum Mod Ndtri NextAfter NotEqual OneHot OnesLike Polygamma Pow "
-    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
     "RGBToHSV HSVToRGB RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence StaticRegexFullMatch StaticRegexReplace StringJoin StringLength StringLower "
     "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
@@ -105,6 +104,14 @@ OF_NUMBERS = {
 )
 def _each(step: RuleArguments) -> TensorState:
     return plain(_data(step))
+
+
+@_rule("QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4")
+def _quantize(step: RuleArguments) -> TensorState:
+    state = plain(_data(step))
+    if state.is_rows and not _attribute(step, "range_given"):
+        raise Coupled("quantizes rows by the range of all")
+    return state
 
 
 @_rule(
@@ -306,8 +313,30 @@ def _diagonals(step: RuleArguments) -> TensorState:
 
 
 # --------------------------------------------------------------------------- products with sums in them
+def _labels(terms: str, rank: int) -> list[str]:
+    """Returns the label of each axis of an operand; those of an ellipsis are counted from its end."""
+    before, dots, after = terms.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(f"...{place}" for place in range(hidden, 0, -1)), *after]
+
+
+def _check_equation(step: RuleArguments) -> None:
+    """Raises `Coupled` if operands' rows have different labels: each row meets all rows then."""
+    operands = _attribute(step, "equation").decode().replace(" ", "").partition("->")[0].split(",")
+    found = {
+        _labels(terms, len(step.shape(place)))[state.axis]
+        for place, (terms, state) in enumerate(zip(operands, step.inputs, strict=True))
+        if state.is_rows
+    }
+    if len(found) > 1:
+        raise Coupled("multiplies each row by all rows of the batch")
+
+
 @_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum XlaEinsum")
 def _contract(step: RuleArguments) -> TensorState:
+    # The shapes of the other operations show it: two axes of a product have rows then.
+    if step.operation.type in ("Einsum", "XlaEinsum"):
+        _check_equation(step)
     found = step.inputs[0]
     for state in step.inputs[1:]:
         found = product(found, state)
