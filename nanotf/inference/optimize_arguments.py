@@ -113,7 +113,9 @@ def _check_sizes(batch_sizes: Any) -> tuple[int, ...]:
 def _check_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not fits(value):
-        raise InvalidArgumentError(f"`{name}` must be a number {words}. Received: {name}={value!r}.")
+        raise InvalidArgumentError(
+            f"`{name}` must be a number {words}. Received: {name}={value!r}."
+        )
 
 
 def _check_metric(metric: Any, y: Any) -> None:

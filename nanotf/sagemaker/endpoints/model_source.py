@@ -86,8 +86,8 @@ def _check_outside(address: str, folder: pathlib.Path) -> None:
     path = addresses.local_path(address)
     if path is not None and folder.resolve().is_relative_to(path.resolve()):
         raise InvalidArgumentError(
-            f"What an endpoint copies must not hold the endpoint's own folder. Received: {address}, "
-            f"which holds {folder}. Pass another output_path, or set NANOTF_ENDPOINTS."
+            "What an endpoint copies must not hold the endpoint's own folder. Received: "
+            f"{address}, which holds {folder}. Pass another output_path, or set NANOTF_ENDPOINTS."
         )
 
 

@@ -1,4 +1,4 @@
-"""Which server a predictor asks, and what it sends: a small server in this process answers."""
+"""A predictor finds the server that it asks, and says what it sends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_another_endpoint_has_got_the_port(tmp_path: pathlib.Path) -> None:
     endpoint.write_state(dataclasses.replace(endpoint.read_state(), status=DELETED))
     with _server("b", port):
         _endpoint(tmp_path, "b", port)
-        with pytest.raises(EndpointError, match="in service to answer. Received: a, whose status"):
+        with pytest.raises(
+            EndpointError, match=r"in service to answer\. Received: a, whose status"
+        ):
             predictor.predict([1])
         assert TensorFlowPredictor("b", output_path=tmp_path).predict([1])["name"] == "b"
 
@@ -83,7 +85,7 @@ def test_an_endpoint_of_the_same_name(tmp_path: pathlib.Path) -> None:
         endpoint.write_state(dataclasses.replace(endpoint.read_state(), port=second))
         assert predictor.predict([1])["name"] == "new"
         (endpoint.path / "state.json").unlink()
-        with pytest.raises(InvalidArgumentError, match="The endpoint must exist. Received: a"):
+        with pytest.raises(InvalidArgumentError, match=r"The endpoint must exist\. Received: a"):
             predictor.predict([1])
 
 
