@@ -71,7 +71,7 @@ def test_another_endpoint_has_got_the_port(tmp_path: pathlib.Path) -> None:
     with _server("b", port):
         _endpoint(tmp_path, "b", port)
         with pytest.raises(
-            EndpointError, match=r"in service to answer\. Received: a, whose status"
+            EndpointError, match=r"Received: a, whose status"
         ):
             predictor.predict([1])
         assert TensorFlowPredictor("b", output_path=tmp_path).predict([1])["name"] == "b"
