@@ -70,9 +70,7 @@ def test_another_endpoint_has_got_the_port(tmp_path: pathlib.Path) -> None:
     endpoint.write_state(dataclasses.replace(endpoint.read_state(), status=DELETED))
     with _server("b", port):
         _endpoint(tmp_path, "b", port)
-        with pytest.raises(
-            EndpointError, match=r"Received: a, whose status"
-        ):
+        with pytest.raises(EndpointError, match=r"Received: a, whose status"):
             predictor.predict([1])
         assert TensorFlowPredictor("b", output_path=tmp_path).predict([1])["name"] == "b"
 
