@@ -624,7 +624,7 @@ def _entry_of(step: RuleArguments, axis: int, rank: int) -> int | None:
 def _check_slice(step: RuleArguments, axis: int, rank: int, length: int) -> None:
     """Raises `Coupled` unless a slice keeps all rows, for any number of them, and cuts them alike.
 
-    A begin or an end outside of the axis is clamped, so that a shape does not show it.
+    A begin or an end outside the axis is clamped, so that a shape does not show it.
     """
     entry = _entry_of(step, axis, rank)
     for place, name in ((1, "begin_mask"), (2, "end_mask")):
