@@ -98,12 +98,16 @@ def convert(conversion: Conversion, rows: Arrays) -> float:
         return time.perf_counter() - began
 
 
-def measure(measurement: Measurement, rows: Arrays, expected: Arrays) -> MeasuredProgram:
+def measure(
+    measurement: Measurement, rows: Arrays, expected: Arrays, of_batches: Mapping[int, Arrays]
+) -> MeasuredProgram:
     """Loads a program, compares its outputs and measures its calls.
 
     Args:
         rows: by the names of the inputs.
-        expected: by the names of the outputs, for all rows.
+        expected: by the names of the outputs, for all rows, in batches of the largest size.
+        of_batches: by batch size, the same for one batch of the first rows. Rows may depend on the
+            other rows of their batch.
 
     Raises:
         ConversionError: The engine cannot load its files.
@@ -118,7 +122,7 @@ def measure(measurement: Measurement, rows: Arrays, expected: Arrays) -> Measure
         milliseconds = {}
         for size in measurement.batch_sizes:
             batch = some_rows(rows, range(size))
-            found.append(difference(program.run(batch), some_rows(expected, range(size))))
+            found.append(difference(program.run(batch), of_batches[size]))
             milliseconds[size] = 1000 * _seconds_of_a_call(program, batch)
     worst = [max(each) for each in zip(*found, strict=True)]
     kept = outputs if measurement.returns_outputs else None

@@ -149,9 +149,16 @@ def search(
             model = _loaded(model)
             found = exported.export(model, pathlib.Path(folder.name) / "exported", x)
             rows = _rows(found, x)
-            expected = _expected(model, found, rows, max(options.batch_sizes))
+            keras = _function_of(model, found)
+            expected = _expected(keras, rows, max(options.batch_sizes))
+            of_batches = {
+                size: keras(candidate_runs.some_rows(rows, range(size)))
+                for size in options.batch_sizes
+            }
         wanted = _metric_of(options, found, expected)
-        running = _Search(found, pathlib.Path(folder.name), rows, expected, wanted, options)
+        running = _Search(
+            found, pathlib.Path(folder.name), rows, expected, of_batches, wanted, options
+        )
         return OptimizeResult(running.run(pairs), folder, options, wanted)
 
 
@@ -184,22 +191,33 @@ def _rows(found: Exported, x: Any) -> dict[str, np.ndarray[Any, Any]]:
     return rows
 
 
-def _expected(model: Any, found: Exported, rows: Arrays, size: int) -> Arrays:
-    """Returns the outputs of Keras, or of TensorFlow if there is no Keras model, by name."""
+def _function_of(model: Any, found: Exported) -> Callable[[Arrays], Arrays]:
+    """Returns what Keras computes, or TensorFlow if there is no Keras model, by name."""
     tf = require_tensorflow()
+    function: Callable[[Any], Any]
     if isinstance(model, tf.keras.Model):
         function = _by_keras(model, found)
     else:
         loaded = tf.saved_model.load(str(found.folder))
         signature = loaded.signatures[DEFAULT]
-        function = lambda batch: signature(**batch)  # noqa: E731
+
+        def function(batch: Any, _: Any = loaded) -> Any:  # it keeps the signature's variables
+            return signature(**batch)
+
+    def outputs(batch: Arrays) -> Arrays:
+        computed = function({name: tf.constant(array) for name, array in batch.items()})
+        return {name: np.asarray(tensor) for name, tensor in computed.items()}
+
+    return outputs
+
+
+def _expected(function: Callable[[Arrays], Arrays], rows: Arrays, size: int) -> Arrays:
+    """Returns the outputs of all rows, in batches."""
     count = candidate_runs.number_of_rows(rows)
     outputs = []
     for begin in range(0, count, size):
         places = range(begin, min(begin + size, count))
-        batch = candidate_runs.some_rows(rows, places)
-        found_here = function({name: tf.constant(array) for name, array in batch.items()})
-        outputs.append({name: np.asarray(tensor) for name, tensor in found_here.items()})
+        outputs.append(function(candidate_runs.some_rows(rows, places)))
     return {name: np.concatenate([each[name] for each in outputs]) for name in outputs[0]}
 
 
@@ -220,6 +238,7 @@ class _Search:
     folder: pathlib.Path
     rows: Arrays
     expected: Arrays
+    of_batches: dict[int, Arrays]  # see `candidate_runs.measure`
     metric: float | None  # of the expected outputs
     options: SearchOptions
 
@@ -272,7 +291,11 @@ class _Search:
             )
             for _, each in converted
         ]
-        shared = {"rows": self.rows, "expected": self.expected}
+        shared = {
+            "rows": self.rows,
+            "expected": self.expected,
+            "of_batches": self.of_batches,
+        }
         results = self._each("measuring", candidate_runs.measure, items, shared)
         for (pair, each), result in zip(converted, results, strict=True):
             if isinstance(result, BaseException):

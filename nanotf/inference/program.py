@@ -61,7 +61,9 @@ class Program:
         engine = engine_table.check_engine(self.engine, self.precision)
         files = folder / FILES if program_folder.is_program(folder) else folder
         self.state = program_folder.state_of(folder)
-        self._runner = engine.load(files, self.signatures, threads, self.precision)
+        known = self._together or {}
+        apart = [name for name in self.signatures if known.get(name) == ""]
+        self._runner = engine.load(files, self.signatures, threads, self.precision, apart)
 
     def __repr__(self) -> str:
         return f"<nanotf.inference.Program {self.engine} {self.precision} of {self.folder}>"

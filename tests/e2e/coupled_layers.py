@@ -167,6 +167,20 @@ COUPLED: dict[str, Callable[[], Any]] = {
     "quantized by the range": lambda: Own(
         lambda s, x: tf.quantization.quantize_and_dequantize_v2(x * s.w, 0, 1, range_given=False)
     ),
+    "padded by the mean": lambda: Own(
+        lambda s, x: x * tf.pad(s.w[1:-1], [[1, 1]], constant_values=tf.reduce_mean(x))
+    ),
+    "diagonal of the means": lambda: Own(
+        lambda s, x: x @ tf.linalg.set_diag(s.w, tf.reduce_mean(x, 0)), (WIDTH, WIDTH)
+    ),
+    "weight of the number of rows": lambda: Own(lambda s, x: x * s.w[tf.shape(x)[0]], (3000, 1)),
+    "weights up to the number of rows": lambda: Own(
+        lambda s, x: x * tf.reduce_sum(s.w[: tf.shape(x)[0]]), (WIDTH,)
+    ),
+    "channels up to the number of rows": lambda: Own(lambda s, x: (x * s.w)[:, : tf.shape(x)[0]]),
+    "one more than rows": lambda: Own(
+        lambda s, x: x * s.w * tf.reduce_sum(tf.ones([tf.shape(x)[0] + 1], x.dtype))
+    ),
     "batch attention": lambda: Own(
         lambda s, x: tf.matmul(tf.nn.softmax(tf.matmul(x * s.w, x, transpose_b=True)), x)
     ),

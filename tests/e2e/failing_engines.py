@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,9 +98,10 @@ class RoundingEngine(FailingEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         digits = {F32: 9, BF16: 1, INT8: -9}[precision]
-        runner = super().load(folder, signatures, threads, precision)
+        runner = super().load(folder, signatures, threads, precision, apart)
         return ChangedRunner(runner, lambda array: np.round(array, digits))
 
 

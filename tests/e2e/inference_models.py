@@ -132,3 +132,11 @@ def check_batches(program: Any, model: Any, rows: Rows, tolerance: float = 1e-5)
         assert_equal(program(x), keras_result(model, x), tolerance)
     shapes = [a.shape for a in tf.nest.flatten(program(rows(0)))]
     assert shapes == [(0, *a.shape[1:]) for a in tf.nest.flatten(program(rows(2)))]
+
+
+class Centring(tf.Module):
+    """A model whose rows depend on the other rows of their batch."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "x")])
+    def serve(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"centred": x - tf.reduce_mean(x, 0)}

@@ -8,6 +8,7 @@ import pickle
 import shutil
 from typing import Any
 
+import inference_models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -286,3 +287,15 @@ def test_description_of_a_program(tmp_path: pathlib.Path) -> None:
     assert found["tensorflow"].split(".")[:2] == tf.__version__.split(".")[:2]
     assert found["inputs"] == {"list": ["b", "a"]}
     assert found["outputs"] == {"list": ["q", "p"]}
+
+
+def test_xla_adds_no_rows_to_those_that_meet(tmp_path: pathlib.Path) -> None:
+    """A padding row would change the mean. Rows of models that keep them apart may get some."""
+    tf.saved_model.save(inference_models.Centring(), str(tmp_path / "saved"))
+    program = inference.make(tmp_path / "saved", "xla", folder=tmp_path / "program")
+    assert program.reason_to_keep_together()
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    for each in (program, inference.load(tmp_path / "program")):
+        found = each.run({"x": x})["centred"]
+        np.testing.assert_allclose(found, x - x.mean(0), rtol=1e-5, atol=1e-6)
+        assert each.run({"x": x[:0]})["centred"].shape == (0, 4)

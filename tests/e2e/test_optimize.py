@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import failing_engines
+import inference_models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -242,3 +243,13 @@ def result_of(times: dict[str, float]) -> Any:
     return optimize_result.OptimizeResult(
         candidates, folder, SearchOptions(batch_sizes=(1, 8)), None
     )
+
+
+def test_rows_that_meet(tmp_path: pathlib.Path) -> None:
+    """The outputs to compare with are those of the measured batches, not of other ones."""
+    tf.saved_model.save(inference_models.Centring(), str(tmp_path / "saved"))
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    result = inference.optimize(
+        tmp_path / "saved", x, engines=("tensorflow", "xla"), batch_sizes=(1, 3), verbose=0
+    )
+    assert [each.status for each in result.candidates] == ["ok", "ok"], str(result)

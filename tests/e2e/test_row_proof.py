@@ -81,6 +81,7 @@ class Module(tf.Module):
     def __init__(self, function: Callable[..., Any], *specs: tf.TensorSpec) -> None:
         super().__init__()
         self.calls = tf.Variable(0.0)
+        self.table = tf.Variable(tf.random.uniform([3000, 3]))
         self.serve = tf.function(lambda *x: function(self, *x), input_signature=specs)
 
 
@@ -106,6 +107,16 @@ FUNCTIONS_APART: dict[str, tuple[Any, Callable[..., Any]]] = {
         TABLE,
         lambda _, x: tf.while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, -y), (0, x))[1],
     ),
+    "slices": (
+        SEQUENCES,
+        lambda _, x: x[..., 1:3] + x[: number_of(x), :, :2] + tf.slice(x, [0, 0, 1], [-1, -1, 2]),
+    ),
+    "slice of the shape": (
+        SEQUENCES,
+        lambda _, x: tf.slice(x, [0, 0, 2], [number_of(x), tf.shape(x)[1], 2])
+        + x[:, :, tf.newaxis, 1:3][:, :, 0],
+    ),
+    "squeezed axis": (TABLE, lambda _, x: tf.squeeze(x[:, None], 1)),
     "zeros by the number of rows": (
         TABLE, lambda _, x: tf.concat([x, tf.zeros([number_of(x), 2])], 1)
     ),
@@ -140,6 +151,15 @@ def printed(_: Any, x: Any) -> Any:
     return x * 2.0
 
 
+def total_of(x: Any) -> Any:
+    return tf.reduce_sum(tf.cast(x, tf.int32))
+
+
+def listed(module: Any) -> Any:
+    return tf.TensorArray(tf.float32, 3000, element_shape=[3]).unstack(module.table)
+
+
+IMAGES = tf.TensorSpec([None, 4, 4, 3], tf.float32, "x")
 NO_ROW = "'output_0' has no row"
 TOGETHER: dict[str, tuple[Any, Callable[..., Any], str]] = {
     "softmax over rows": (TABLE, lambda _, x: tf.nn.softmax(x, 0), "Softmax"),
@@ -161,6 +181,59 @@ TOGETHER: dict[str, tuple[Any, Callable[..., Any], str]] = {
         lambda _, x: tf.quantization.quantize_and_dequantize_v2(x, 0.0, 1.0, range_given=False),
         "QuantizeAndDequantize",
     ),
+    "padded by the mean": (
+        TABLE,
+        lambda m, x: x * tf.pad(m.table[0, :1], [[1, 1]], constant_values=tf.reduce_mean(x)),
+        "PadV2",
+    ),
+    "diagonal of the means": (
+        TABLE, lambda m, x: x @ tf.linalg.set_diag(m.table[:3, :3], tf.reduce_mean(x, 0)), "MatMul"
+    ),
+    "diagonals in the mean": (
+        TABLE, lambda _, x: tf.linalg.diag(x, padding_value=tf.reduce_mean(x)), "MatrixDiagV3"
+    ),
+    "contrast by the mean": (
+        IMAGES, lambda _, x: tf.image.adjust_contrast(x, tf.reduce_mean(x)), "AdjustContrast"
+    ),
+    "hue by the mean": (IMAGES, lambda _, x: tf.image.adjust_hue(x, tf.reduce_mean(x)), "Adjust"),
+    "moved by a sum": (TABLE, lambda _, x: tf.roll(x, total_of(x), 1), "Roll"),
+    "slice at a sum": (
+        TABLE, lambda m, x: x * tf.slice(m.table, [total_of(x), 0], [1, 3]), "Slice"
+    ),
+    "filled by a sum": (
+        TABLE, lambda _, x: x * tf.cast(tf.size(tf.ones([total_of(x)])), tf.float32), "Fill"
+    ),
+    "element of a list by a sum": (
+        TABLE, lambda m, x: x * listed(m).read(total_of(x)), "TensorListGetItem"
+    ),
+    "element of a list by the number": (
+        TABLE, lambda m, x: x * listed(m).read(number_of(x)), "TensorListGetItem"
+    ),
+    "best by a sum": (
+        TABLE,
+        lambda _, x: x * tf.reduce_sum(tf.math.top_k([1.0, 2.0, 3.0], total_of(x)).values),
+        "TopKV2",
+    ),
+    "one more than rows": (
+        TABLE, lambda _, x: x * tf.reduce_sum(tf.ones([number_of(x) + 1])), "Fill"
+    ),
+    "weight of the number": (TABLE, lambda m, x: x * m.table[number_of(x)], "StridedSlice"),
+    "weights up to the number": (
+        TABLE, lambda m, x: x + tf.reduce_sum(m.table[:3][: number_of(x)], 0), "StridedSlice"
+    ),
+    "numbers up to the number": (
+        TABLE, lambda _, x: tf.reduce_sum(x[:, : number_of(x)], 1), "StridedSlice"
+    ),
+    "at most 5000 rows": (TABLE, lambda _, x: x[:5000], "StridedSlice"),
+    "more than one row": (
+        TABLE, lambda _, x: tf.where(tf.cast(number_of(x) - 1, tf.bool), x, -x), "Cast"
+    ),
+    "rounded quotient": (
+        TABLE,
+        lambda _, x: x + tf.cast(tf.cast(100 / number_of(x), tf.int32), tf.float32),
+        "Cast",
+    ),
+    "squeezed": (tf.TensorSpec([None, 1], tf.float32, "x"), lambda _, x: tf.squeeze(x), "Squeeze"),
     "number of rows": (TABLE, lambda _, x: x * tf.cast(number_of(x), tf.float32), "output_0"),
     "many rows": (TABLE, lambda _, x: tf.where(number_of(x) > 100, x, -x), "Greater"),
     "at most 64 rows": (

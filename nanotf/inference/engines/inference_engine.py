@@ -12,7 +12,7 @@ import abc
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -98,6 +98,7 @@ class InferenceEngine(abc.ABC):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         """Loads what `convert` has made.
 
@@ -107,6 +108,8 @@ class InferenceEngine(abc.ABC):
             threads: how many threads compute. TensorFlow's engines leave it alone: TensorFlow's
                 threads are those of the process, and fixed when it first computes.
             precision: as `convert` got it.
+            apart: the signatures whose rows are apart, see `Program.reason_to_keep_together`. Rows
+                of others must be computed as they come: padding rows would change them.
 
         Raises:
             ConversionError: The engine cannot load the files.

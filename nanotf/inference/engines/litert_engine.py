@@ -6,7 +6,7 @@ It has no operations for most recurrent models; converting them fails.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -61,6 +61,7 @@ class LiteRTEngine(InferenceEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         from ai_edge_litert.interpreter import Interpreter
 

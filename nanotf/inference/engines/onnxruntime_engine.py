@@ -6,7 +6,7 @@ Threads do not spin when they wait: where several processes share cores, spinnin
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,6 +63,7 @@ class OnnxRuntimeEngine(InferenceEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         with converting(self.name, "load"):
             runner = OnnxSession(_session(folder / _FILE, threads))

@@ -7,7 +7,7 @@ threads from core 0 on. Both are set here: `INFERENCE_PRECISION_HINT`, `ENABLE_C
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +64,7 @@ class OpenVINOEngine(InferenceEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> OpenVINORequest:
         import openvino
 

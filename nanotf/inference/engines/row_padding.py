@@ -14,12 +14,13 @@ from nanotf.inference.signature import Signature
 class PaddedRows:
     """A runner that gets padding rows of zeros, or empty texts; they are cut off its outputs.
 
-    That changes no other row of a model that computes its rows one by one, as Keras models do
-    outside training. Signatures whose inputs and outputs do not all have any number of rows are
-    computed as they are.
+    That changes no other row of a model whose rows are proved to be apart, and it is always right
+    for no rows. Signatures whose inputs and outputs do not all have any number of rows are computed
+    as they are.
 
     Args:
         runner: computes the padded batches.
+        signatures: by name, those to pad. The runner may have others.
         wanted: returns for a number of rows how many there must be, not fewer.
     """
 

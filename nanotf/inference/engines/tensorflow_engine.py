@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +37,7 @@ class TensorFlowEngine(InferenceEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         with converting(self.name, "load"):
             runner = SavedFunctions(folder)

@@ -1,19 +1,20 @@
 """TensorFlow's XLA compiler: the functions of a SavedModel, compiled for each shape of inputs.
 
 A shape that was not seen before takes a fraction of a second to minutes. So batches are padded to a
-power of two of rows.
+power of two of rows, if the model computes its rows one by one. Others are compiled for each number
+of rows.
 """
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ConversionError
 from nanotf.inference.engines.inference_engine import Arrays, Runner, converting
-from nanotf.inference.engines.row_padding import PaddedRows, power_of_two
+from nanotf.inference.engines.row_padding import PaddedRows, at_least_one, power_of_two
 from nanotf.inference.engines.tensorflow_engine import SavedFunctions, TensorFlowEngine
 from nanotf.inference.signature import STRING, Signature
 
@@ -44,12 +45,14 @@ class XLAEngine(TensorFlowEngine):
         signatures: Mapping[str, Signature],
         threads: int,
         precision: str,
+        apart: Collection[str],
     ) -> Runner:
         with converting(self.name, "load"):
             runner = SavedFunctions(folder)
         for name in list(runner.functions):
             runner.functions[name] = _compiled(runner.functions[name])
-        return PaddedRows(runner, signatures, power_of_two)
+        padded = {name: signatures[name] for name in apart}
+        return PaddedRows(PaddedRows(runner, signatures, at_least_one), padded, power_of_two)
 
 
 def _compiled(function: Any) -> Any:

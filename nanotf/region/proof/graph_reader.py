@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -59,7 +59,7 @@ class Reader:
         self, rows: int, twins: Mapping[int, Any], other_rows: int, any_number: bool = False
     ) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
-        self._any_number = any_number
+        self.any_number = any_number
         self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
@@ -178,7 +178,8 @@ class Reader:
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
-        if self._any_number and kind not in rules.OF_NUMBERS and any(map(_is_number, inputs)):
+        counts = self.any_number and any(map(_is_number, inputs))
+        if counts and not rules.keeps_numbers(kind, operation):
             raise Coupled("uses the number of rows")
         counted = self._counted(operation, inputs)
         if counted is not None:
@@ -191,7 +192,7 @@ class Reader:
         are_equal = all(state.kind in (WHOLE, HANDLE) and not state.power for state in inputs)
         try:
             if rule is not None:
-                return rule(_RuleArguments(self, operation, inputs))
+                return _by_rule(rule, _RuleArguments(self, operation, inputs))
         except Coupled:
             if not are_equal:
                 raise
@@ -207,6 +208,10 @@ class Reader:
         """Completes a result's state by its shape, which must not contradict it."""
         if state.kind not in (WHOLE, ROWS, PARTIAL):
             return state
+        if not self._is_like_twin(tensor):
+            reason = Reason(operation, "has a shape that depends on the number of rows")
+            self._note_effects(operation, reason)
+            return TensorState(UNKNOWN, of=reason)
         if tensor.shape.rank is None:
             axes = [0, 0] if state.is_rows else []
         else:
@@ -224,6 +229,17 @@ class Reader:
         reason = Reason(operation, text)
         self._note_effects(operation, reason)
         return TensorState(UNKNOWN, of=reason)
+
+    def _is_like_twin(self, tensor: Any) -> bool:
+        """Returns False if more than the number of rows differs in the other trace's shape."""
+        twin = self._twins.get(id(tensor))
+        if twin is None or None in (tensor.shape.rank, twin.shape.rank):
+            return True
+        pairs = list(zip(tensor.shape, twin.shape, strict=False))
+        return tensor.shape.rank == twin.shape.rank and all(
+            None in pair or pair[0] == pair[1] or pair[0] * self.other_rows == pair[1] * self.rows
+            for pair in pairs
+        )
 
     # ------------------------------------------------------------------ numbers made from shapes
     def _counted(self, operation: Any, inputs: Sequence[TensorState]) -> list[TensorState] | None:
@@ -303,6 +319,16 @@ class Reader:
             self._values[key] = None  # meanwhile, in a loop
             self._values[key] = graphs.constant(tensor, self.value, _SMALL)
         return self._values[key]
+
+    def varies(self, tensor: Any, value: Any) -> Any:
+        """Returns for each element of a constant tensor whether it depends on the number of rows."""
+        twin = self._twins.get(id(tensor))
+        other = None if twin is None else self.value(twin)
+        if other is None:  # made for the gradient, see `_constant`
+            return (np.mod(value, self.rows) == 0) & (value != 0)
+        if np.size(other) != np.size(value):
+            raise Coupled("has a shape that depends on the number of rows")
+        return np.ravel(other) != value
 
     # --------------------------------------------------------------------------- functions in graphs
     def _call(self, graph: Any, inputs: Sequence[TensorState]) -> list[TensorState]:
@@ -420,6 +446,17 @@ def _kind_of_addend(value: TensorState) -> str:
     raise Coupled("adds to a variable what depends on rows")
 
 
+def _by_rule(rule: rules.Rule, step: _RuleArguments) -> list[TensorState] | TensorState:
+    """Applies a rule. Raises `Coupled` if it does not know of an input that depends on rows."""
+    found = rule(step)
+    lengths = rules.LENGTHS.get(step.operation.type, ())
+    for place, state in step.unread():
+        is_equal = state.kind == HANDLE or (state.kind == WHOLE and not state.power)
+        if not (is_equal or (place in lengths and _is_number(state))):
+            raise Coupled("takes more than its data from rows, or from their number")
+    return found
+
+
 def _is_number(state: TensorState) -> bool:
     """Returns True for numbers and shapes made from the number of rows."""
     return state.kind == COUNTED or (state.kind == WHOLE and bool(state.power))
@@ -442,14 +479,51 @@ def _exchanged(state: TensorState) -> TensorState:
     raise Coupled("exchanges what is no sum over rows")
 
 
+class _NotedStates(Sequence[TensorState]):
+    """States that note their places when they are read."""
+
+    def __init__(self, states: Sequence[TensorState]) -> None:
+        self._states = states
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @overload
+    def __getitem__(self, place: int) -> TensorState: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[TensorState]: ...
+
+    def __getitem__(self, place: int | slice) -> TensorState | Sequence[TensorState]:
+        places = range(len(self._states))[place]
+        self.read.update([places] if isinstance(places, int) else places)
+        return self._states[place]
+
+
 class _RuleArguments:
     """One operation; see `rules.RuleArguments`."""
 
     def __init__(self, reader: Reader, operation: Any, inputs: list[TensorState]) -> None:
-        self._reader, self.operation, self.inputs = reader, operation, inputs
-        self.rows = reader.rows
+        self._reader, self.operation = reader, operation
+        self._noted = _NotedStates(inputs)
+        self.inputs: Sequence[TensorState] = self._noted
+        self.rows, self.any_number = reader.rows, reader.any_number
+
+    def varies(self, place: int) -> Any:
+        value = self.value(place)
+        return self._reader.varies(self.operation.inputs[place], value)
+
+    def ignores(self, place: int) -> None:
+        self._noted.read.add(place)
+
+    def unread(self) -> Iterator[tuple[int, TensorState]]:
+        """Yields the places and states of inputs that the rule has not read."""
+        for place in sorted(set(range(len(self.inputs))) - self._noted.read):
+            yield place, self.inputs[place]
 
     def value(self, place: int) -> Any:
+        self._noted.read.add(place)
         found = self._reader.value(self.operation.inputs[place])
         if found is None:
             raise Coupled("works along axes that are not constant")

@@ -11,7 +11,7 @@ An operation without a rule has no known result: the layer runs whole, which is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -36,20 +36,31 @@ from nanotf.region.proof.states import (
 
 
 class RuleArguments(Protocol):
-    """One operation, as its rule sees it."""
+    """One operation, as its rule sees it.
+
+    It notes of which inputs the rule has read the state or the value. Each other input must be
+    equal on all workers, or be the shape of a result: what a rule does not name cannot have rows.
+    """
 
     operation: Any
-    inputs: list[TensorState]
+    inputs: Sequence[TensorState]
     rows: int  # the number of rows of the batch
+    any_number: bool  # see `graph_reader.Reader`
 
     def value(self, place: int) -> Any:
         """Returns an input's value as an array. Raises `Coupled` if it is not constant."""
+
+    def varies(self, place: int) -> Any:
+        """Returns for each element of `value` whether it depends on the number of rows."""
 
     def shape(self, place: int) -> list[int | None]:
         """Returns an input's shape. Raises `Coupled` if its rank is unknown."""
 
     def out_shape(self, place: int = 0) -> list[int | None]:
         """Returns a result's shape."""
+
+    def ignores(self, place: int) -> None:
+        """Notes that no result depends on the elements of an input."""
 
 
 Rule = Callable[[RuleArguments], "TensorState | list[TensorState]"]
@@ -75,6 +86,18 @@ def _attribute(step: RuleArguments, name: str) -> Any:
     return step.operation.get_attr(name)
 
 
+# Inputs that are shapes or lengths of the results, and nothing else: what the results' own shapes
+# show may be made from the number of rows.
+LENGTHS = {
+    "AvgPool3DGrad": (0,), "AvgPoolGrad": (0,), "BroadcastTo": (1,), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,),
+    "Conv3DBackpropFilterV2": (1,), "Conv3DBackpropInputV2": (0,),
+    "DepthwiseConv2dNativeBackpropFilter": (1,), "DepthwiseConv2dNativeBackpropInput": (0,),
+    "EmptyTensorList": (0, 1), "Fill": (0,), "Reshape": (1,), "ScatterNd": (2,),
+    "StridedSliceGrad": (0,), "TensorListFromTensor": (1,), "TensorListGather": (2,),
+    "TensorListGetItem": (2,), "TensorListPopBack": (1,), "TensorListReserve": (0, 1),
+    "TensorListResize": (1,), "TensorListScatter": (2,), "TensorListScatterV2": (2, 3),
+    "TensorListStack": (1,), "UnsortedSegmentSum": (2,),
+}  # fmt: skip
 # Operations that may take the number of rows, or a shape with it, whatever the number is: they
 # choose elements of shapes, compute sums and products, or make a tensor of a shape. Two polynomials
 # that agree for two large primes are one. `Minimum` and comparisons are none of them.
@@ -86,6 +109,19 @@ OF_NUMBERS = {
     "TensorListReserve", "TensorListResize", "TensorListSetItem", "TensorListStack", "Tile",
     "Transpose", "Unpack", "ZerosLike",
 }  # fmt: skip
+
+
+def keeps_numbers(kind: str, operation: Any) -> bool:
+    """Returns True if an operation of `OF_NUMBERS` gives each number of rows a number of its own.
+
+    A cast to bool, to fewer bits or to whole numbers gives the same to several of them.
+    """
+    if kind != "Cast":
+        return kind in OF_NUMBERS
+    source, result = operation.inputs[0].dtype, operation.outputs[0].dtype
+    if result.is_floating:
+        return bool(result.size >= 4)
+    return bool(source.is_integer and result.is_integer and result.size >= source.size)
 
 
 # ------------------------------------------------------------------------------- element by element
@@ -300,16 +336,26 @@ def _last_axes(step: RuleArguments) -> list[TensorState]:
     return [found] * len(step.operation.outputs)
 
 
+_BANDS = {"MatrixDiagV3": 1, "MatrixSetDiagV3": 2}  # the place of the diagonals' numbers
+_PADDING = {"MatrixDiagV3": (4,), "MatrixDiagPartV3": (2,)}
+
+
 @_rule(
     "MatrixBandPart MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3 MatrixDiag MatrixDiagPart MatrixSetDiag"
 )
 def _diagonals(step: RuleArguments) -> TensorState:
-    part = step.operation.type in ("MatrixDiagV3", "MatrixDiag")
-    found = total([s for s in step.inputs if s.is_rows] or step.inputs[:1])
-    for place, state in enumerate(step.inputs):
-        if state.is_rows and state.axis >= len(step.shape(place)) - (1 if part or place else 2):
-            raise Coupled("works along the rows")
-    return found
+    kind = step.operation.type
+    diagonal = {"MatrixDiagV3": 0, "MatrixDiag": 0}.get(kind, 1)
+    data = [0, 1] if kind.startswith("MatrixSetDiag") else [0]
+    for place in data:
+        state = step.inputs[place]
+        if state.is_rows:
+            # Several diagonals lie along an axis of their own.
+            several = kind in _BANDS and len(set(step.value(_BANDS[kind]))) > 1
+            axes = 1 if place == diagonal and not several else 2
+            if state.axis >= len(step.shape(place)) - axes:
+                raise Coupled("works along the rows")
+    return total([step.inputs[place] for place in (*data, *_PADDING.get(kind, ()))])
 
 
 # --------------------------------------------------------------------------- products with sums in them
@@ -387,6 +433,10 @@ _NOT_LINEAR = (
 )
 
 
+# Gradients that take the original images, their second input, for its shape alone.
+_LIKE_IMAGES = ("ResizeBicubicGrad", "ResizeBilinearGrad", "ScaleAndTranslateGrad")
+
+
 @_rule(" ".join(_IMAGES))
 def _images(step: RuleArguments) -> TensorState:
     places = _IMAGES[step.operation.type]
@@ -396,6 +446,8 @@ def _images(step: RuleArguments) -> TensorState:
             step.inputs[place].axis or (colors and len(step.shape(place)) < 4)
         ):
             raise Coupled("works along the rows")
+    if step.operation.type in _LIKE_IMAGES:
+        step.ignores(1)
     images = [step.inputs[place] for place in places]
     if step.operation.type in _NOT_LINEAR:
         return plain(images)
@@ -452,6 +504,7 @@ def _shape(step: RuleArguments) -> list[TensorState]:
 
 @_rule("Rank")
 def _rank(step: RuleArguments) -> TensorState:
+    step.ignores(0)
     return EQUAL
 
 
@@ -476,9 +529,17 @@ def _tile(step: RuleArguments) -> TensorState:
     return state
 
 
-@_rule("ExpandDims Squeeze Transpose ConjugateTranspose")
+@_rule("ExpandDims Transpose ConjugateTranspose")
 def _move(step: RuleArguments) -> TensorState:
     return step.inputs[0]
+
+
+@_rule("Squeeze")
+def _squeeze(step: RuleArguments) -> TensorState:
+    state = step.inputs[0]
+    if step.any_number and state.is_rows and not _attribute(step, "squeeze_dims"):
+        raise Coupled("removes the axis of the rows if there is one row")
+    return state
 
 
 @_rule("Reshape")
@@ -539,15 +600,70 @@ def _keeps_all(step: RuleArguments, state: TensorState) -> bool:
     return length in step.out_shape() and step.shape(0)[state.axis] == length
 
 
+def _is_equal(state: TensorState) -> bool:
+    return state.kind == WHOLE and not state.power
+
+
+def _entry_of(step: RuleArguments, axis: int, rank: int) -> int | None:
+    """Returns the place of an axis in the begin, end and strides of a slice; None if it has none."""
+    masks = [_attribute(step, name) for name in ("ellipsis_mask", "new_axis_mask")]
+    places = range(len(step.value(3)))
+    dots, new = ([place for place in places if mask >> place & 1] for mask in masks)
+    new = [place for place in new if place not in dots]
+    at = 0
+    for place in places:
+        if place in dots:
+            at += rank - (len(places) - len(dots) - len(new))
+        elif place not in new:
+            if at == axis:
+                return place
+            at += 1
+    return None
+
+
+def _check_slice(step: RuleArguments, axis: int, rank: int, length: int) -> None:
+    """Raises `Coupled` unless a slice keeps all rows, for any number of them, and cuts them alike.
+
+    A begin or an end outside the axis is clamped, so that a shape does not show it.
+    """
+    entry = _entry_of(step, axis, rank)
+    for place, name in ((1, "begin_mask"), (2, "end_mask")):
+        is_open = entry is None or _attribute(step, name) >> entry & 1
+        if is_open and _is_equal(step.inputs[place]):
+            continue
+        varies = step.varies(place)
+        if not is_open:
+            is_all = (
+                varies[entry] and step.value(place)[entry] == length
+                if name == "end_mask"
+                else step.value(place)[entry] == 0
+            )
+            if not is_all:
+                raise Coupled("takes some of the rows")
+            varies[entry] = False
+        if varies.any():
+            raise Coupled("takes a part that depends on the number of rows")
+
+
 @_rule("StridedSlice Slice Pad PadV2 MirrorPad MirrorPadGrad")
 def _slice(step: RuleArguments) -> TensorState:
     state, kind = step.inputs[0], step.operation.type
+    padding = step.inputs[2] if kind == "PadV2" else None  # of a sum, workers would add it each
+    if padding is not None and padding.power is not None:
+        plain([state, padding])
+    if state.kind == COUNTED:
+        return plain(step.inputs[1:]) and COUNT
     if not state.is_rows:
         return state
     if not _keeps_all(step, state) or (kind == "StridedSlice" and min(step.value(3)) < 0):
         raise Coupled("takes some of the rows, or adds others")
-    if kind == "PadV2" and step.inputs[2].power is not None:
-        return plain([state, step.inputs[2]])
+    if kind == "StridedSlice":
+        _check_slice(step, state.axis, len(step.shape(0)), step.rows * state.each)
+    if kind == "Slice" and not _is_equal(step.inputs[2]):
+        varies = step.varies(2)
+        varies[state.axis] = False
+        if varies.any():
+            raise Coupled("takes a part that depends on the number of rows")
     return state
 
 
@@ -556,6 +672,9 @@ def _slice_gradient(step: RuleArguments) -> TensorState:
     state = step.inputs[4]
     if state.is_rows and (step.rows * state.each not in step.out_shape() or min(step.value(3)) < 0):
         raise Coupled("takes some of the rows")
+    if state.is_rows:
+        shape, length = step.out_shape(), step.rows * state.each
+        _check_slice(step, shape.index(length), len(shape), length)
     return state
 
 
@@ -699,14 +818,14 @@ def _pop(step: RuleArguments) -> list[TensorState]:
 @_rule("TensorListStack TensorListGather")
 def _stack(step: RuleArguments) -> TensorState:
     element = _elements_of(step)
-    if step.operation.type == "TensorListGather" and step.inputs[1].kind != WHOLE:
+    if step.operation.type == "TensorListGather" and not _is_equal(step.inputs[1]):
         raise Coupled("takes elements of a list by rows")
     return element
 
 
 @_rule("TensorListScatterV2 TensorListScatter")
 def _list_scatter(step: RuleArguments) -> TensorState:
-    if step.inputs[1].kind != WHOLE:
+    if not _is_equal(step.inputs[1]):
         raise Coupled("puts elements into a list by rows")
     return TensorState(LIST, of=_element(step.inputs[0]))
 
@@ -718,11 +837,13 @@ def _resize(step: RuleArguments) -> TensorState:
 
 @_rule("TensorListLength")
 def _length(step: RuleArguments) -> TensorState:
+    step.ignores(0)
     return EQUAL
 
 
 @_rule("TensorListElementShape")
 def _element_shape(step: RuleArguments) -> TensorState:
+    step.ignores(0)
     return COUNT
 
 

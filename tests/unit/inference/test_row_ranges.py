@@ -86,3 +86,10 @@ def test_signatures_without_rows_are_not_padded(rows: tuple[int | None, ...]) ->
     found = PaddedRows(runner, {DEFAULT: _signature(*rows)}, row_padding.power_of_two)
     assert found.run({"x": x}, DEFAULT)["y"].shape == (3, 2)
     assert runner.rows == [3]
+
+
+def test_signatures_that_are_not_named_are_not_padded() -> None:
+    runner, x = Doubles(), np.ones((3, 2))
+    found = PaddedRows(runner, {}, row_padding.power_of_two)
+    assert found.run({"x": x}, DEFAULT)["y"].shape == (3, 2)
+    assert runner.rows == [3]
