@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import failing_engines
@@ -14,6 +16,13 @@ from inference_models import assert_equal, keras_result, model_and_rows
 from nanotf import errors
 from nanotf.inference import InferenceOptimizer, nano_names
 from nanotf.inference.engines import engine_table
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_result_stays() -> Iterator[None]:
+    """Deletes the folders of results that exceptions of `pytest.raises` refer to in circles."""
+    yield
+    gc.collect()
 
 
 def test_optimize_and_best_model(

@@ -89,7 +89,7 @@ def test_a_handler_asks_the_rest_interface_of_its_only_worker(tmp_path):
     with serving(tmp_path / "server", str(archive), "-n", "1") as server:
         reply = invoke(server, b"1 2 3", content_type="text/plain")
         assert (reply.body, reply.headers["content-type"]) == (b"2.0 4.0 6.0", "text/plain")
-        assert "handled for text/plain" in server.log()
+        server.wait_until(lambda: "handled for text/plain" in server.log(), "nothing is printed")
 
 
 def test_functions_around_a_prediction(tmp_path):
@@ -132,7 +132,7 @@ def test_a_model_of_the_users_own(tmp_path):
         failed = server.ask("/invocations", {"word": "three"})
         assert failed.status == 500
         assert "three" in failed.json["error"]
-        assert "KeyError" in server.log()
+        server.wait_until(lambda: "KeyError" in server.log(), "no traceback is in the log")
         assert invoke(server, {"word": "one"}).json == {"number": 1}
 
 
