@@ -40,14 +40,14 @@ class GrpcCall(Incoming):
 
     entrypoint: ClassVar[str] = GRPC
 
-    context: Any  # grpc.aio.ServicerContext
+    peer: str  # the client's address; gRPC crashes if it is asked after the call has ended
     answer: asyncio.Future[Response]
     seconds: float | None  # until the client's deadline
 
     @property
     def client(self) -> str:
         """The client's address, as gRPC writes it."""
-        return str(self.context.peer())
+        return self.peer
 
     @property
     def has_left(self) -> bool:
@@ -152,7 +152,8 @@ class GrpcListener:
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         answer = self._loop.create_future()
         left = context.time_remaining()
-        call = GrpcCall("POST", path, headers, body, self._now(), context, answer, left)
+        peer = str(context.peer())
+        call = GrpcCall("POST", path, headers, body, self._now(), peer, answer, left)
         self._desk.take(call)
         return await _sent(await answer, context)  # a cancelled call cancels the future
 
