@@ -28,6 +28,7 @@ BASES = {
     "RecordError": ValueError,
     "ConversionError": RuntimeError,
     "JobError": RuntimeError,
+    "EndpointError": RuntimeError,
     "UnavailableError": NotImplementedError,
     "DivergedError": RuntimeError,
     "WorkerError": RuntimeError,

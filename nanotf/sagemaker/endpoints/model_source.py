@@ -19,7 +19,6 @@ import tempfile
 from dataclasses import dataclass
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.inference.saved_model import is_saved_model
 from nanotf.sagemaker.jobs import addresses, archives, source
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.serving.repository.model_layouts import SCRIPT
@@ -109,6 +108,8 @@ def _unpack(model: pathlib.Path, content: pathlib.Path) -> None:
         shutil.copy2(model, content)
     else:
         # A SavedModel itself has no version yet, which the layout asks for.
+        from nanotf.inference.saved_model import is_saved_model  # NumPy, for a command that copies
+
         place = content / "1" if is_saved_model(model) else content
         shutil.copytree(model, place, dirs_exist_ok=True)
 

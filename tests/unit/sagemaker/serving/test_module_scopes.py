@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from hosting_fakes import HostServer, double, value, with_code
-from nanotf.serving.code_folders import find_code
 
 from nanotf.sagemaker.serving.code_requirements import prepare
 from nanotf.sagemaker.serving.module_scopes import ModuleScopes
@@ -76,24 +75,6 @@ def test_code_that_raises_leaves_nothing(tmp_path: pathlib.Path) -> None:
             scopes.load(model.code)
     scopes.close()
     assert not {"inference", "features"} & set(sys.modules)
-
-
-def test_find_code(tmp_path: pathlib.Path) -> None:
-    version = tmp_path / "served" / "export" / "Servo" / "1"
-    version.mkdir(parents=True)
-    root = tmp_path / "served"
-    assert find_code(version, root) is None
-    _script(tmp_path)
-    assert find_code(version, root) is None  # above what is served
-    assert find_code(version, tmp_path) == tmp_path / "code"
-    (root / "code").mkdir()
-    assert find_code(version, root) is None  # without inference.py
-    _script(root)
-    assert find_code(version, root) == root / "code"
-    _script(version)
-    assert find_code(version, root) == version / "code"
-    assert find_code(root, root) == root / "code"
-    assert find_code(tmp_path / "model.keras", root) is None
 
 
 def _script(folder: pathlib.Path) -> None:
