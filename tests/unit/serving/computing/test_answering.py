@@ -126,12 +126,12 @@ def test_an_interface_may_answer_by_itself():
 @pytest.mark.parametrize(
     ("body", "encoding", "status"),
     [
-        (gzip.compress(b"[1]"), "gzip", 200),
+        (gzip.compress(b"[1]", mtime=0), "gzip", 200),
         (b"[1]", "identity", 200),
         (b"[1]", "gzip", 400),
-        (gzip.compress(b"[1]")[:-3], "gzip", 400),
+        (gzip.compress(b"[1]", mtime=0)[:-3], "gzip", 400),
         (b"[1]", "br", 415),
-        (gzip.compress(b"[" + b"1," * 10**6 + b"1]"), "GZIP", 413),
+        (gzip.compress(b"[" + b"1," * 10**6 + b"1]", mtime=0), "GZIP", 413),
     ],
 )
 def test_compressed_bodies(body, encoding, status):
