@@ -203,9 +203,12 @@ def _serve(parsed: argparse.Namespace) -> int:
     _complete(parsed, settings)
     _check(parsed, settings)
     # Until the server handles it: the folder must not stay.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with serve_folder.private_folder() as folder:
-        return _run(parsed, settings, folder)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with serve_folder.private_folder() as folder:
+            return _run(parsed, settings, folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathlib.Path) -> int:

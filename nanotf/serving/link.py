@@ -61,23 +61,21 @@ class Link:
         if total <= INLINE:
             self._put([_packed(sizes, 0, False), *pieces])
             return
-        block, is_new = self._memory(total)
+        block = self._memory(total)
+        is_new = block is not self._mine
         offset = 0
         for piece in pieces:
             block.write_bytes(offset, piece)
             offset += len(piece)
         assert block.fd is not None
         self._put([_packed(sizes, block.nbytes, is_new)], [block.fd] if is_new else [])
-        if block is not self._mine:
+        if block.nbytes == KEPT:
+            self._mine = block  # no earlier: the other end has it now
+        else:
             block.close_fd()
 
-    def _memory(self, nbytes: int) -> tuple[Block, bool]:
-        """Returns memory for a message, and whether the other end does not have it yet."""
-        if nbytes > KEPT:
-            return Block(nbytes), True
-        is_new = self._mine is None
-        self._mine = self._mine or Block(KEPT)
-        return self._mine, is_new
+    def _memory(self, nbytes: int) -> Block:
+        return Block(nbytes) if nbytes > KEPT else self._mine or Block(KEPT)
 
     def _put(self, parts: Sequence[bytes], fds: Sequence[int] = ()) -> None:
         try:

@@ -42,7 +42,6 @@ class Loaded:
     described: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # by interface
     # The signatures whose rows may depend on each other, each with the reason.
     kept_together: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0  # that loading it took
 
 
 # ------------------------------------------------------------------------------- in the front

@@ -64,7 +64,6 @@ def _is_open_after(step: Callable[[], None]) -> bool:
 
 
 def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: int) -> Loaded:
-    begin = time.perf_counter()
     try:
         own = [each.name for each in interfaces.values() if each.begin(model)]
         if not own:
@@ -79,8 +78,7 @@ def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: 
             traceback.format_exc(),
         )
         return Loaded(error=f"{type(error).__name__}: {error}"[:_TEXT])
-    seconds = time.perf_counter() - begin
-    return Loaded("", described, dict(model.kept_together), seconds)
+    return Loaded("", described, dict(model.kept_together))
 
 
 def _warm_up(model: LoadedModel, most_rows: int) -> None:

@@ -141,8 +141,9 @@ class Desk:
                 Pending(incoming, interface, request, key, deadline, self._answered)
             )
         except Refusal as refusal:
-            seconds = time.monotonic() - incoming.began
-            self._counters.answered(key[0], request.verb, refusal.status, seconds)
+            took = time.monotonic() - incoming.began
+            verb, entrypoint = request.verb, interface.entrypoint
+            self._counters.answered(key[0], verb, refusal.status, took, entrypoint)
             raise
         return True
 

@@ -125,7 +125,7 @@ class Fleet:
         if any(slot.coming is not None or slot.is_pausing for slot in self._slots):
             return  # one after another
         for slot in self._slots:
-            if slot.worker is not None and slot.worker.options.versions != self._target:
+            if slot.worker is not None and _served_by(slot.worker) != self._target:
                 self._start(slot)
                 return
 
@@ -154,7 +154,9 @@ class Fleet:
         found = dict(zip(worker.options.versions, worker.loaded, strict=True))
         bad = {version: loaded.error for version, loaded in found.items() if loaded.error}
         self._note_failed(bad)
-        old, slot.coming, slot.deaths = slot.worker, None, 0
+        old, slot.coming, slot.deaths = slot.worker, None, slot.deaths + 1 if bad else 0
+        if bad:
+            self._pause(slot)  # what failed may be served elsewhere, and is tried again then
         if bad and old is not None:
             worker.kill()  # the old one serves more
         else:
@@ -248,9 +250,9 @@ class Fleet:
         if self._served is None:
             self._served = collections.defaultdict(dict)
             for worker in self.workers:
-                for version, loaded in zip(worker.options.versions, worker.loaded, strict=True):
-                    if not loaded.error:
-                        self._served[version.model][version.number] = loaded
+                loaded = dict(zip(worker.options.versions, worker.loaded, strict=True))
+                for version in _served_by(worker):
+                    self._served[version.model][version.number] = loaded[version]
         return self._served.get(model, {})
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
@@ -307,6 +309,12 @@ class Fleet:
             self._news.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), 0.1)
+
+
+def _served_by(worker: ServingWorker) -> tuple[ModelVersion, ...]:
+    """Returns the versions that a worker could load, in the order of `Fleet`'s targets."""
+    both = zip(worker.options.versions, worker.loaded, strict=True)
+    return tuple(version for version, loaded in both if not loaded.error)
 
 
 def _order(version: ModelVersion) -> tuple[str, int]:

@@ -1,9 +1,11 @@
 """The connection between the front and a worker."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import resource
+import socket
 
 import pytest
 
@@ -87,3 +89,20 @@ def test_memory_that_does_not_arrive_is_noticed(ends):
         for descriptor in spare:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_memory_that_could_not_be_sent_is_sent_with_the_next_message(ends, monkeypatch):
+    one, other = ends
+    stock = socket.send_fds
+
+    def refuse(sock, parts, fds):
+        raise OSError(errno.ENOBUFS, "no room")
+
+    monkeypatch.setattr(socket, "send_fds", refuse)
+    with pytest.raises(OSError, match="no room"):
+        one.send("lost", [bytes(INLINE + 1)])
+    monkeypatch.setattr(socket, "send_fds", stock)
+    for size in (INLINE + 1, INLINE + 2):
+        one.send("later", [b"x" * size])
+        header, (content,) = other.receive()
+        assert (header, bytes(content)) == ("later", b"x" * size)

@@ -135,6 +135,26 @@ def test_a_version_that_fails_stays_with_one_worker(monkeypatch):
     run(script, monkeypatch)
 
 
+def test_a_load_that_fails_for_a_moment_is_tried_again(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        made[0].die()
+        made[1].die()
+        made[2].load((1, "no memory"))
+        made[3].load((1, "no memory"))
+        await soon()
+        assert not fleet.served("m")
+        for place in (4, 5):
+            made[place].load()
+            await soon()
+        assert fleet.workers == [made[4], made[5]]
+        assert len(made) == 6
+
+    run(script, monkeypatch)
+
+
 def test_a_version_that_kills_its_workers_is_given_up(monkeypatch):
     async def script(fleet, made, free, lost):
         fleet.want([version(1)])
