@@ -11,6 +11,7 @@ import asyncio
 import collections
 import dataclasses
 import http
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +27,9 @@ IDLE_SECONDS = 75.0  # between two requests; longer than that of usual proxies
 WRITE_SECONDS = 60.0  # for a client to take an answer
 _REASONS = {status.value: status.phrase for status in http.HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# What comes before the path in the absolute form of a request's target (RFC 9112).
+_BEFORE_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?]*")
 
 _LONG_HEADERS = f"The headers must have at most {MAX_HEADERS} bytes."
 
@@ -43,6 +47,7 @@ class HttpRequest(Incoming):
 
     connection: HttpConnection
     keeps_open: bool
+    is_http_1_0: bool  # whose clients close unless they are told not to
 
     @property
     def client(self) -> str:
@@ -135,8 +140,12 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses what has come."""
-        if self._ends:
-            return
+        unread: bytes | None = data
+        while unread is not None and not self._ends:
+            unread = self._feed(unread)
+
+    def _feed(self, data: bytes) -> bytes | None:
+        """Parses; returns what is to be parsed instead of the rest, or None."""
         # Of a chunk with the end of another request, the bytes of these headers are not known.
         all_headers = self._state in (_IDLE, _HEADERS)
         if self._state == _IDLE:
@@ -147,8 +156,8 @@ class HttpConnection(asyncio.Protocol):
             self._unread = before + len(data) if all_headers and self._state == _HEADERS else 0
             if self._unread > MAX_HEADERS:  # of a line whose end has not come
                 raise _TooMuch(431, _LONG_HEADERS)
-        except httptools.HttpParserUpgrade:
-            self._ends = True  # the request is answered, by HTTP/1.1
+        except httptools.HttpParserUpgrade as error:
+            return self._without_upgrade(data[error.args[0] :])
         except _TooMuch as error:
             self._break(error.status, str(error))
         except httptools.HttpParserError as error:
@@ -158,6 +167,29 @@ class HttpConnection(asyncio.Protocol):
                 self._break(cause.status, str(cause))
             else:
                 self._break(400, f"Not a request of HTTP/1.1: {error}")
+        return None
+
+    def _without_upgrade(self, rest: bytes) -> bytes | None:
+        """Ignores a wish for another protocol, as every server may.
+
+        The parser stops after the headers of such a request. Another one gets the headers without
+        the wish, so that it reads the body.
+
+        Args:
+            rest: what has come after the headers.
+        """
+        if self._parser.get_method() == b"CONNECT":  # which has no body, and was answered
+            self._ends = True
+            return None
+        version = self._parser.get_http_version()
+        lines = [f"{name}: {text}" for name, text in self._headers.items() if name != "upgrade"]
+        first = self._parser.get_method() + b" " + self._url + f" HTTP/{version}\r\n".encode()
+        head = first + "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self._parser = httptools.HttpRequestParser(self)
+        return head + rest
+
+    def _wishes_upgrade(self) -> bool:
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
 
     # ------------------------------------------------------------------------ from the parser
     def on_message_begin(self) -> None:
@@ -184,6 +216,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The headers end."""
+        if self._wishes_upgrade():
+            return
         self._enter(_BODY)
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length) > self._desk.most_bytes:
@@ -203,14 +237,17 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self._wishes_upgrade():
+            return
         incoming = HttpRequest(
             self._parser.get_method().decode("latin-1"),
-            self._url.decode("latin-1"),
+            _origin_form(self._url.decode("latin-1")),
             self._headers,
             bytes(self._content),
             self._since,
             self,
             self._parser.should_keep_alive() and not self._parser.should_upgrade(),
+            self._parser.get_http_version() == "1.0",
         )
         self._enter(_COMPLETE)
         self._clear()
@@ -230,7 +267,8 @@ class HttpConnection(asyncio.Protocol):
         if self.is_closed:
             return
         closes = self._desk.is_leaving or not incoming.keeps_open
-        self._write(answer, closes, with_body=incoming.method != "HEAD")
+        connection = "close" if closes else "keep-alive" if incoming.is_http_1_0 else ""
+        self._write(answer, connection, with_body=incoming.method != "HEAD")
         self._is_answering = False
         if closes or (self._ends and not self._waiting):
             self._transport.close()
@@ -245,14 +283,14 @@ class HttpConnection(asyncio.Protocol):
         if not self._waiting and self._blocked_since is None:
             self._transport.resume_reading()
 
-    def _write(self, answer: Response, closes: bool, with_body: bool = True) -> None:
+    def _write(self, answer: Response, connection: str, with_body: bool = True) -> None:
         head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}\r\n"
         if answer.content_type:
             head += f"content-type: {_one_line(answer.content_type)}\r\n"
         for name, value in answer.headers:
             head += f"{_one_line(name)}: {_one_line(value)}\r\n"
         head += f"content-length: {len(answer.body)}\r\n"
-        head += "connection: close\r\n\r\n" if closes else "\r\n"
+        head += f"connection: {connection}\r\n\r\n" if connection else "\r\n"
         self._transport.write(
             head.encode("latin-1", "replace") + (answer.body if with_body else b"")
         )
@@ -265,7 +303,7 @@ class HttpConnection(asyncio.Protocol):
         self._ends = True
         if self._is_answering:  # the answer would be taken for that of the request before
             return
-        self._write(self._desk.broken(status, text), closes=True)
+        self._write(self._desk.broken(status, text), "close")
         self._transport.write_eof()
         self._enter(_BROKEN)
 
@@ -291,6 +329,14 @@ class HttpConnection(asyncio.Protocol):
         """Ends the connection if it waits for a request."""
         if self._state in (_IDLE, _BROKEN) and not self._is_answering:
             self._transport.close()
+
+
+def _origin_form(target: str) -> str:
+    """Returns the path and query of a request's target, which may be a whole URL."""
+    if target.startswith("/"):
+        return target
+    rest, count = _BEFORE_PATH.subn("", target, count=1)
+    return f"/{rest}" if count and not rest.startswith("/") else rest
 
 
 def _one_line(text: str) -> str:

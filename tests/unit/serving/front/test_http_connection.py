@@ -235,12 +235,83 @@ def test_http_1_0_and_head():
     talk(script)
 
 
-def test_a_wish_for_another_protocol_is_ignored():
+def test_http_1_0_with_a_connection_that_stays():
     async def script(desk, reader, writer, connections, clock):
-        writer.write(b"GET /x HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+        for _ in range(2):
+            writer.write(b"GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            status, headers, _ = await answer_of(reader)
+            assert (status, headers["connection"]) == (200, "keep-alive")
+
+    talk(script)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 200])
+def test_a_wish_for_another_protocol_is_ignored(pieces):
+    wish = ("Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABk")
+
+    async def script(desk, reader, writer, connections, clock):
+        sent = post("/a", b"hello", *wish) + post("/b", b"again")
+        for begin in range(0, len(sent), -(-len(sent) // pieces)):
+            writer.write(sent[begin : begin + -(-len(sent) // pieces)])
+            await writer.drain()
+            await asyncio.sleep(0)
+        for path in ("/a", "/b"):
+            status, headers, body = await answer_of(reader)
+            assert (status, json.loads(body)) == (200, {"method": "POST", "path": path, "body": 5})
+            assert "connection" not in headers
+        assert desk.taken[0].body == b"hello" and "upgrade" not in desk.taken[0].headers
+
+    talk(script)
+
+
+def test_many_wishes_for_another_protocol_at_once():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(2000 * post("/a", b"hello", "Upgrade: h2c", "Connection: Upgrade"))
+        for _ in range(2000):
+            assert (await answer_of(reader))[0] == 200
+
+    talk(script)
+
+
+def test_a_wish_for_another_protocol_lifts_no_limit():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(
+            b"POST /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % (MOST + 1) + bytes(MOST + 1)
+        )
         status, headers, _ = await answer_of(reader)
-        assert (status, headers["connection"]) == (200, "close")
+        assert (status, headers["connection"]) == (413, "close")
+        assert not desk.taken
+
+    talk(script)
+
+
+def test_a_tunnel_is_no_request_for_another_one():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(b"CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n")
+        status, headers, _ = await answer_of(reader)
+        assert (status, headers["connection"]) == (200, "close")  # of the test's desk
         assert await reader.read() == b""
+
+    talk(script)
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://host/v1/models/m:predict", "/v1/models/m:predict"),
+        ("HTTPS://user@host:8080/a/b?c=http://d/e", "/a/b?c=http://d/e"),
+        ("http://host?c=d", "/?c=d"),
+        ("http://host", "/"),
+        ("/a?b=http://c/d", "/a?b=http://c/d"),
+        ("*", "*"),
+    ],
+)
+def test_a_target_may_be_a_whole_url(target, path):
+    async def script(desk, reader, writer, connections, clock):
+        method = "OPTIONS" if target == "*" else "POST"
+        writer.write(f"{method} {target} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode())
+        assert json.loads((await answer_of(reader))[2])["path"] == path
 
     talk(script)
 
