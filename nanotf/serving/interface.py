@@ -107,7 +107,9 @@ class ServedModel(Protocol):
 class ServerState(Protocol):
     """The models of a server as the interfaces see them, in the front."""
 
-    default_model: str | None
+    @property
+    def default_model(self) -> str | None:
+        """The model of requests that name none; None if they must name one."""
 
     def models(self) -> list[str]:
         """Returns the names of the models."""

@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
@@ -17,6 +17,7 @@ from nanotf.serving.front.dispatcher import Dispatcher, not_found
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
+from nanotf.serving.front.wanted_models import WantedModels
 from nanotf.serving.interface import (
     ENCODING,
     REST,
@@ -25,12 +26,10 @@ from nanotf.serving.interface import (
     Response,
     RoutedRequest,
 )
-from nanotf.serving.repository.added_models import AddedModels
 
 _NO_PATH = "Not Found"
 _BUSY = (429, 503)
 LOAD_SECONDS = 300.0  # for a model that a client adds
-LOOK_SECONDS = 0.2  # between two looks that tell whole files from those that are being written
 
 # Called with a request, the model's name or "", and the answer.
 Log = Callable[[Incoming, str, Response], None]
@@ -40,17 +39,13 @@ class Desk:
     """Answers requests: by itself, or by workers. It is the interfaces' `ServerState`.
 
     Args:
+        wanted: the models that the server is told to serve.
         most_bytes: of a request's body.
+        most_connections: clients at a time.
         timeout: seconds that a request may take.
         log: called for each answer; None for no access log.
 
     Attributes:
-        default_model: str or None, for requests that name none.
-        expected: the models that the server was told to serve.
-        labels: dict of a model and a label to the number of a version.
-        added: the models that clients have told the server to load.
-        look: looks at the disk for versions.
-        most_connections: int, clients at a time.
         is_leaving: bool, whether the server ends.
     """
 
@@ -60,7 +55,9 @@ class Desk:
         fleet: Fleet,
         dispatcher: Dispatcher,
         counted: Counters,
+        wanted: WantedModels,
         most_bytes: int,
+        most_connections: int,
         timeout: float,
         log: Log | None,
     ) -> None:
@@ -69,14 +66,9 @@ class Desk:
             for entrypoint in {each.entrypoint for each in interfaces}
         }
         self._fleet, self._dispatcher, self._counters = fleet, dispatcher, counted
+        self._wanted, self.most_connections = wanted, most_connections
         self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
-        self.default_model: str | None = None
-        self.expected: Sequence[str] = ()
-        self.most_connections = 1 << 16
-        self.labels: Mapping[tuple[str, str], int] = {}
         self.is_leaving = False
-        self.added: AddedModels | None = None
-        self.look: Callable[[], Awaitable[None]] | None = None
         self._later: set[asyncio.Task[None]] = set()  # the loop itself keeps no task
         self._loop = asyncio.get_running_loop()
 
@@ -154,14 +146,14 @@ class Desk:
         version = call.version
         if call.label is not None:
             version = self._labelled(model, call.label)
-        if model not in self.expected or not self.is_served((model, version)):
+        if model not in self._wanted.names or not self.is_served((model, version)):
             raise Refusal(404, not_found((model, version)))
         return model, version
 
     def _labelled(self, model: str, label: str) -> int:
-        if (model, label) not in self.labels:
+        if (model, label) not in self._wanted.labels:
             raise Refusal(400, f"Unrecognized servable version label: {label}")
-        return self.labels[model, label]
+        return self._wanted.labels[model, label]
 
     def is_served(self, key: Key) -> bool:
         """Returns True if a worker answers requests for a key, or may soon again."""
@@ -194,13 +186,18 @@ class Desk:
         incoming.reply(answer)
 
     # ------------------------------------------------------------------------------ ServerState
+    @property
+    def default_model(self) -> str | None:
+        """The model of requests that name none."""
+        return self._wanted.default_model
+
     def models(self) -> list[str]:
         """Returns the names of the models."""
-        return list(self.expected)
+        return list(self._wanted.names)
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
         """Returns the versions of a model; see `ServerState.states`."""
-        return self._fleet.states(model) if model in self.expected else []
+        return self._fleet.states(model) if model in self._wanted.names else []
 
     def described(
         self, interface: str, model: str, version: int | None, label: str | None
@@ -215,33 +212,26 @@ class Desk:
 
     async def load(self, model: str, folder: pathlib.Path) -> None:
         """Adds a model, and waits until it is served; see `ServerState.load`."""
-        assert self.added is not None and self.look is not None, "the server has set them"
-        if model in self.expected:
+        if model in self._wanted.names:
             raise Refusal(409, f"Model {model} is already loaded.")
         try:
-            await self._loop.run_in_executor(None, self.added.add, model, folder)
+            await self._wanted.add(model, folder)
         except NanoError as error:
             raise Refusal(404, str(error)) from None
-        await self.look()
-        await asyncio.sleep(LOOK_SECONDS)
-        await self.look()
         status, why = 500, ""
         try:
             why = await asyncio.wait_for(self._fleet.outcome(model), LOAD_SECONDS)
         except asyncio.TimeoutError:
             status, why = 408, f"it is not served after {LOAD_SECONDS:g} s"
         if why:
-            self.added.remove(model)
-            await self.look()
+            await self._wanted.remove(model)
             raise Refusal(status, f"Model {model} cannot be loaded: {why}")
 
     async def unload(self, model: str) -> None:
         """Removes a model; see `ServerState.unload`."""
-        assert self.added is not None and self.look is not None, "the server has set them"
-        if not self.added.remove(model):
+        if not await self._wanted.remove(model):
             raise Refusal(404, f"Model {model} is not loaded yet.")
-        await self.look()
 
     def is_ready(self) -> bool:
         """Returns True if each model can be asked, and the server does not end."""
-        return not self.is_leaving and all(map(self._fleet.served, self.expected))
+        return not self.is_leaving and all(map(self._fleet.served, self._wanted.names))

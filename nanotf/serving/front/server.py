@@ -24,15 +24,15 @@ from nanotf.console import logger, say
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine import topology
 from nanotf.serving.front.counters import Counters
-from nanotf.serving.front.desk import LOOK_SECONDS, Desk
+from nanotf.serving.front.desk import Desk
 from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import HttpConnection
 from nanotf.serving.front.incoming import Incoming
+from nanotf.serving.front.wanted_models import WantedModels
 from nanotf.serving.interface import Interface, Response
 from nanotf.serving.remote.remote_interface import RemoteInterface
 from nanotf.serving.repository.added_models import AddedModels
-from nanotf.serving.repository.model_sources import Wanted
 from nanotf.serving.repository.repository import Repository
 from nanotf.serving.worker_messages import WorkerOptions
 from nanotf.wire import files
@@ -95,17 +95,18 @@ class Server:
         )
         on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
         self._fleet = Fleet(options.plan, work, on_free, on_lost)
+        self._wanted = WantedModels(options.repository, options.added, self._fleet.want)
         self._desk = Desk(
             options.interfaces,
             self._fleet,
             self._dispatcher,
             self._counters,
+            self._wanted,
             options.most_bytes,
+            _most_connections(),
             options.limits.timeout,
             None if options.access_log is None else _access_log(options.access_log),
         )
-        self._desk.look, self._desk.added = self._look, options.added
-        self._desk.expected = options.repository.models
         self._counters.gauges |= {
             "nanotf_queue_requests": lambda: self._dispatcher.line.count,
             "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
@@ -113,9 +114,7 @@ class Server:
             "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
         }
         self._grpc = None if options.grpc_port is None else self._grpc_listener(options.grpc_port)
-        self._desk.most_connections = _most_connections()
         self._stops = asyncio.Event()
-        self._looking = asyncio.Lock()
         self._signals = 0
 
     async def run(self) -> int:
@@ -135,9 +134,7 @@ class Server:
         try:
             if self._grpc is not None:
                 await self._grpc.start()
-            await self._look()  # tells whole files from those that are being written
-            await asyncio.sleep(LOOK_SECONDS)
-            await self._look()
+            await self._wanted.look_twice()
             tasks.append(loop.create_task(self._poll()))
             started = loop.create_task(self._started(listener))
             tasks.append(started)
@@ -187,7 +184,7 @@ class Server:
         workers = f"{self._fleet.size} worker{'s' if self._fleet.size > 1 else ''}"
         say(f"starts {workers}")
         port = listener.sockets[0].getsockname()[1]
-        for model in self._options.repository.models:
+        for model in self._wanted.names:
             left = begin + self._options.start_timeout - time.monotonic()
             try:
                 why = await asyncio.wait_for(self._fleet.outcome(model), left)
@@ -224,20 +221,11 @@ class Server:
                     )
 
     # ----------------------------------------------------------------------------------- always
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with self._looking:  # a repository is for one thread at a time
-            wanted: Wanted = await loop.run_in_executor(None, self._options.repository.look)
-        self._desk.labels = wanted.labels
-        self._desk.default_model = self._options.repository.default_model
-        self._desk.expected = self._options.repository.models
-        self._fleet.want(wanted.versions)
-
     async def _poll(self) -> None:
         while self._options.poll:
             await asyncio.sleep(self._options.poll)
             try:
-                await self._look()
+                await self._wanted.look()
             except NanoError as error:  # what is served stays
                 logger.warning("%s", error)
             except Exception:
