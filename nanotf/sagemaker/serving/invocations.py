@@ -33,6 +33,7 @@ from nanotf.serving.interface import (
     ServerState,
 )
 from nanotf.serving.json_text import error_text, parse_object
+from nanotf.serving.repository.model_layouts import FILE_ENDINGS
 from nanotf.serving.served_versions import is_served
 from nanotf.serving.tensorflow_rest import TensorflowRest
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 _ROOTS = ("ping", "invocations", "models")
 _METHODS = ("predict", "classify", "regress")
-_ARCHIVE = ".tar.gz"  # ends a target model's name: SageMaker's clients name its archive
 MOST = 100 * 2**20
 
 
@@ -74,9 +74,7 @@ class Invocations(Interface):
             case "GET", ["ping"]:
                 return Response(200 if server.is_ready() else 502, b"", "")
             case "POST", ["invocations"]:
-                return _routed(
-                    headers.get(TARGET, "").removesuffix(_ARCHIVE), headers, body, server
-                )
+                return _routed(_target(headers, server), headers, body, server)
             case "POST", ["models", name, "invoke"] if name:
                 return _routed(name, headers, body, server)
             case "GET", ["models"]:
@@ -141,6 +139,14 @@ class Invocations(Interface):
 
             self._models = WorkerModels(BodyRules(self._accept, self._most))
         return self._models
+
+
+def _target(headers: Mapping[str, str], server: ServerState) -> str:
+    """Returns the model that the header for it names: SageMaker's clients name the model's file."""
+    named = headers.get(TARGET, "")
+    if named in server.models():
+        return named
+    return next((named.removesuffix(e) for e in FILE_ENDINGS if named.endswith(e)), named)
 
 
 def _routed(

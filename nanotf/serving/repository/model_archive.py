@@ -19,6 +19,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 
+ENDINGS = (".tar.gz", ".tgz")  # of the names that archives have; any other name is as good
 LIMIT = 32 << 30  # bytes that an archive may unpack to
 _MEMBERS = 200_000  # files and folders that it may hold
 _HEADER = 1 << 20  # bytes of the longest header; longer ones would be held in memory

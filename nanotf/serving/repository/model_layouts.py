@@ -22,6 +22,8 @@ from nanotf.serving.repository.model_sources import (
 from nanotf.serving.repository.stamps import CODE
 
 SCRIPT = "inference.py"  # the user's code, in a folder `CODE` beside the models
+# Of the files that hold models, such as the one that a client names.
+FILE_ENDINGS = (*model_archive.ENDINGS, *model_files.KERAS_ENDINGS)
 _AT_THE_ROOT = "model"  # the name of a model that an archive holds without a folder, as SageMaker's
 _NAME_IT = "Pass --name."
 _SHOWN = 8  # entries of a folder in a message

@@ -70,6 +70,9 @@ def test_without_a_default_model_a_name_is_needed() -> None:
         ({"x_amzn_sagemaker_custom_attributes": "a,b=c, tfs-model-name=half ,d"}, "half"),
         ({"x_amzn_sagemaker_target_model": "other model"}, "other model"),
         ({"x_amzn_sagemaker_target_model": "half.tar.gz"}, "half"),
+        ({"x_amzn_sagemaker_target_model": "half.tgz"}, "half"),
+        ({"x_amzn_sagemaker_target_model": "half.keras"}, "half"),
+        ({"x_amzn_sagemaker_target_model": "half.h5"}, "half"),
         (
             {
                 "x_amzn_sagemaker_target_model": "half",
