@@ -31,8 +31,7 @@ from nanotf import lazy_names
 if TYPE_CHECKING:
     from nanotf.collectives.group import Group
     from nanotf.collectives.native_library import native_status
-    from nanotf.collectives.peers import HostsSpec
-    from nanotf.collectives.spec import GroupOwner, GroupSpec, create_group
+    from nanotf.collectives.spec import GroupOwner, GroupSpec, HostsSpec, create_group
 
 __all__ = [
     "Group",
@@ -45,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "Group": ".group",
-    "HostsSpec": ".peers",
+    "HostsSpec": ".spec",
     "native_status": ".native_library",
     "GroupOwner": ".spec",
     "GroupSpec": ".spec",

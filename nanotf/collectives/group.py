@@ -23,8 +23,7 @@ from nanotf.collectives.engine import (
 from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.native_library import OPS_LIBRARY
-from nanotf.collectives.peers import HostsSpec
-from nanotf.collectives.spec import GroupSpec
+from nanotf.collectives.spec import GroupSpec, HostsSpec
 from nanotf.console import logger
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.wire.failures import Failure

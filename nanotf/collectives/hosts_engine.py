@@ -35,8 +35,8 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
-from nanotf.collectives.peers import HostsSpec, PeerFailed, Peers
-from nanotf.collectives.spec import write_abort_record
+from nanotf.collectives.peers import PeerFailed, Peers
+from nanotf.collectives.spec import HostsSpec, write_abort_record
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure, FailureKind
 

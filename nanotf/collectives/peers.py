@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives.engine import Array
+from nanotf.collectives.spec import HostsSpec
 from nanotf.wire.failures import Failure, FailureKind
 
 POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
@@ -41,34 +42,6 @@ class PeerFailed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-@dataclasses.dataclass(frozen=True)
-class HostsSpec:
-    """The hosts of a group."""
-
-    index: int  # this host
-    counts: tuple[int, ...]  # the number of ranks by host; ranks are numbered host by host
-    names: tuple[str, ...]  # by host, for messages
-    # Limit of one wait for another host, in seconds. Shorter than the deadline of the host's own
-    # group: otherwise ranks would blame their leader for a late host.
-    deadline: float
-
-    def ranks(self, host: int) -> range:
-        """Returns the ranks of a host."""
-        first = sum(self.counts[:host])
-        return range(first, first + self.counts[host])
-
-    @property
-    def size(self) -> int:
-        """Returns the number of ranks of all hosts."""
-        return sum(self.counts)
-
-    @property
-    def others(self) -> list[int]:
-        """Returns the other hosts, starting after this one: not all send to one host first."""
-        count = len(self.counts)
-        return [(self.index + step) % count for step in range(1, count)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,34 @@ def write_abort_record(
 
 
 @dataclasses.dataclass(frozen=True)
+class HostsSpec:
+    """The hosts of a group."""
+
+    index: int  # this host
+    counts: tuple[int, ...]  # the number of ranks by host; ranks are numbered host by host
+    names: tuple[str, ...]  # by host, for messages
+    # Limit of one wait for another host, in seconds. Shorter than the deadline of the host's own
+    # group: otherwise ranks would blame their leader for a late host.
+    deadline: float
+
+    def ranks(self, host: int) -> range:
+        """Returns the ranks of a host."""
+        first = sum(self.counts[:host])
+        return range(first, first + self.counts[host])
+
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks of all hosts."""
+        return sum(self.counts)
+
+    @property
+    def others(self) -> list[int]:
+        """Returns the other hosts, starting after this one: not all send to one host first."""
+        count = len(self.counts)
+        return [(self.index + step) % count for step in range(1, count)]
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectiveWait:
     """A collective in which a rank waits for others."""
 

@@ -26,8 +26,6 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from nanotf.compat.versions import require_tensorflow
 
 LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
@@ -82,9 +80,30 @@ def _set_environ(wanted: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def _print_options() -> dict[str, Any]:
-    options: dict[str, Any] = dict(np.get_printoptions())
-    return {name: value for name, value in options.items() if name not in _CALLABLES}
+def _of_numpy(name: str, get: str, put: str, unfit: Iterable[str] = ()) -> Row:
+    """Returns the row of a setting of NumPy. Of a process without NumPy it is None.
+
+    Args:
+        get: the function that returns the setting as a dict.
+        put: the function that takes it as keywords.
+        unfit: keys to leave out.
+    """
+    before: dict[str, Any] | None = None  # in a worker whose parent has no NumPy
+
+    def read() -> dict[str, Any] | None:
+        function = getattr(sys.modules.get("numpy"), get, None)
+        if function is None:
+            return None
+        return {key: value for key, value in function().items() if key not in unfit}
+
+    def write(value: dict[str, Any] | None) -> None:
+        nonlocal before
+        import numpy as np
+
+        before = before or read()
+        getattr(np, put)(**(before or {} if value is None else value))
+
+    return Row(name, read, write)
 
 
 def _assign(items: list[str]) -> Callable[[Iterable[str]], None]:
@@ -134,8 +153,8 @@ _EARLY = (
     Row("sys.path", lambda: list(sys.path), lambda value: _assign(sys.path)(value)),
     Row("sys.argv", lambda: list(sys.argv), lambda value: _assign(sys.argv)(value)),
     Row("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-    Row("NumPy's errors", np.geterr, lambda value: np.seterr(**value)),
-    Row("NumPy's print options", _print_options, lambda value: np.set_printoptions(**value)),
+    _of_numpy("NumPy's errors", "geterr", "seterr"),
+    _of_numpy("NumPy's print options", "get_printoptions", "set_printoptions", unfit=_CALLABLES),
 )
 ROWS = (
     *_EARLY,

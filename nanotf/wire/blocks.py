@@ -3,6 +3,8 @@
 A block is an anonymous memory file. The workers get its descriptor over the control
 socket. Nothing appears in a file system, so no other process can open it and nothing stays
 behind after `kill -9`. The size of `/dev/shm` sets no limit.
+
+A server's front, which has no arrays, imports this. So NumPy is imported where an array is made.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import mmap
 import os
 import threading
 import weakref
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from nanotf.wire.memory_files import anonymous_file
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ALIGNMENT = 64  # bytes; Eigen and oneDNN want tensors to start at multiples of this
 PAGE = 4096  # bytes; a block takes whole pages anyway
@@ -66,6 +69,8 @@ class Block:
         Returns:
             A writable array that shares the block's memory.
         """
+        import numpy as np
+
         view: np.ndarray[Any, Any]
         view = np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
         return view
@@ -78,7 +83,7 @@ class Block:
         """
         if array.size == 0:
             return
-        self.write_bytes(offset, memoryview(array.reshape(-1).view(np.uint8).data))
+        self.write_bytes(offset, memoryview(array.reshape(-1).view("uint8").data))
 
     def write_bytes(self, offset: int, data: bytes | memoryview) -> None:
         """Copies bytes to byte `offset`, as `write` does."""
@@ -166,6 +171,8 @@ def private_view(fd: int, nbytes: int) -> np.ndarray[Any, Any]:
         fd: the block's descriptor, which stays open.
         nbytes: the block's size in bytes.
     """
+    import numpy as np
+
     mapped = mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY)
     view: np.ndarray[Any, Any] = np.ndarray((nbytes,), np.uint8, buffer=mapped)
     return view

@@ -16,8 +16,7 @@ from nanotf.collectives import hosts_engine
 from nanotf.collectives.engine import part_of
 from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.peers import HostsSpec
-from nanotf.collectives.spec import create_group
+from nanotf.collectives.spec import HostsSpec, create_group
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import FailureKind
 

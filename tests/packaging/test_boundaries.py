@@ -190,6 +190,20 @@ def test_import_takes_no_tensorflow() -> None:
     assert not loaded & {"tensorflow", "keras", "tf_keras", "numpy", "psutil", "cloudpickle"}
 
 
+def test_a_front_takes_no_numpy() -> None:
+    """Its modules, before a request. `test_serving` looks at a process that has answered some."""
+    for module in ("httptools", "orjson", "uvloop"):
+        pytest.importorskip(module)
+    code = """
+import sys
+import nanotf.sagemaker.serving.invocations, nanotf.serving.front.server
+import nanotf.serving.open_inference, nanotf.serving.tensorflow_rest
+print(*sorted(sys.modules))
+"""
+    loaded = {name.split(".")[0] for name in _run(code).split()}
+    assert not loaded & {"tensorflow", "keras", "tf_keras", "numpy"}
+
+
 def test_import_changes_nothing() -> None:
     code = """
 import os, signal, sys, threading

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
@@ -163,6 +161,8 @@ class Agent:
             self._answer(message)
         elif isinstance(message, agent_messages.Fill):
             # Also for an ended pool: the bytes are in the stream.
+            import numpy as np  # the front of a server imports this module, and has no arrays
+
             content = np.empty(message.nbytes, np.uint8)
             self._channel.receive_into(content.data)
             self._with(message.pool, lambda lending: lending.fill(message, content))

@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
@@ -172,6 +170,8 @@ class Member:
                 listener.ended(message.rank, message.code)
 
     def _contents(self, message: agent_messages.FromWorker) -> Said:
+        import numpy as np  # the front of a server imports this module, and has no arrays
+
         def receive(nbytes: int) -> Any:
             content = np.empty(nbytes, np.uint8)
             self._channel.receive_into(content.data)
