@@ -71,6 +71,7 @@ def sources_of(
     elif not path.exists():
         raise InvalidArgumentError(f"MODEL must exist. Received: {path}. Check its path.")
     policy = policy or (ALL if unpacked else LATEST)
+    home = path if code is None else None
     code = code or code_of(path)
     own_name = _AT_THE_ROOT if unpacked else path.name
     found = source_at(path, own_name, policy)
@@ -81,7 +82,7 @@ def sources_of(
         sources = [Source(own_name, path, 1)]
     sources = sorted(sources, key=lambda source: source.model)
     _check_number(sources, path, unpacked, name)
-    named = [dataclasses.replace(s, model=name or s.model, code=code) for s in sources]
+    named = [dataclasses.replace(s, model=name or s.model, code=code, home=home) for s in sources]
     for source in named:
         check_model_name(source.model, _NAME_IT)
     check_distinct(named)
@@ -152,7 +153,8 @@ class ModelsFolder:
             if found is None and len(files) == 1:
                 found = Source(folder.name, folder, 1)
             if found is not None:
-                yield dataclasses.replace(found, model=folder.name, code=code_of(folder))
+                code = code_of(folder)
+                yield dataclasses.replace(found, model=folder.name, code=code, home=folder)
 
 
 def check_distinct(sources: Iterable[Source]) -> None:

@@ -56,6 +56,7 @@ class Source:
     policy: VersionPolicy = LATEST
     labels: tuple[tuple[str, int], ...] = ()  # names of versions
     code: pathlib.Path | None = None  # as `ModelVersion.code`
+    home: pathlib.Path | None = None  # the folder in which code may appear later
 
 
 @dataclasses.dataclass(frozen=True)

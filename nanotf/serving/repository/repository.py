@@ -14,6 +14,7 @@ its last ones, whatever becomes of the folder, and so do all if a file system do
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 from nanotf import console
 from nanotf.errors import InvalidArgumentError
 from nanotf.serving.repository import model_files
-from nanotf.serving.repository.model_layouts import check_distinct
+from nanotf.serving.repository.model_layouts import check_distinct, code_of
 from nanotf.serving.repository.model_sources import ModelVersion, Source, Wanted, version_number
 from nanotf.serving.repository.stamps import stamp_of
 
@@ -151,6 +152,7 @@ class _Watch:
         Args:
             source: which may have changed.
         """
+        source = self._with_code(source)
         if (source.path, source.code) != (self._source.path, self._source.code):
             self._seen, self._whole = {}, {}
         self._source = source
@@ -164,6 +166,22 @@ class _Watch:
             self._whole = {n: v for n, v in chosen.items() if v is not None}
             self.wanted = frozenset(self._whole.values()) or self.wanted
         self._reports.say(str(source.path), "" if found else problem)
+
+    def _with_code(self, source: Source) -> Source:
+        """Returns a source with the code that has appeared since it was made.
+
+        Code that is gone stays known, so that its version stays as it was: without its code the
+        model would answer otherwise.
+        """
+        if source.code is not None or source.home is None:
+            return source
+        try:
+            code = code_of(source.home)
+        except OSError:  # the file system does not answer
+            code = None
+        if code is None and source.home == self._source.home:
+            code = self._source.code
+        return dataclasses.replace(source, code=code)
 
     def _versions(self) -> dict[int, str]:
         """Returns the names of the version folders that are there, by number."""

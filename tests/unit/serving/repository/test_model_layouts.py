@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 
@@ -28,7 +29,8 @@ CODE = {"code/inference.py": b"", "code/lib/helper.py": b""}
 def _found(path: pathlib.Path, name: str | None = None) -> list[Source]:
     folder = path.parent / "private"
     folder.mkdir(exist_ok=True)
-    return sources_of(path, name, folder=folder)
+    found = sources_of(path, name, folder=folder)
+    return [dataclasses.replace(source, home=None) for source in found]
 
 
 def test_a_saved_model(tmp_path: pathlib.Path) -> None:
@@ -71,7 +73,9 @@ def test_a_relative_path_and_links(tmp_path: pathlib.Path, monkeypatch: pytest.M
     saved_model(tmp_path / "v7")
     (tmp_path / "current").symlink_to("v7")
     monkeypatch.chdir(tmp_path / "v7")
-    assert sources_of(".", folder=tmp_path) == [Source("v7", tmp_path / "v7", 1)]
+    assert sources_of(".", folder=tmp_path) == [
+        Source("v7", tmp_path / "v7", 1, home=tmp_path / "v7")
+    ]
     assert sources_of("../current", folder=tmp_path)[0].path == tmp_path / "current"
 
 

@@ -25,6 +25,7 @@ from nanotf.serving.repository import (
     Repository,
     Source,
     VersionPolicy,
+    sources_of,
 )
 
 
@@ -242,6 +243,34 @@ def test_changed_code_makes_another_version(tmp_path: pathlib.Path) -> None:
     write(code, {"inference.py": b"x = 2"})
     (new,) = settled(repository).versions
     assert new != old
+
+
+@pytest.mark.parametrize("layout", ["m", "m/1", "m/job/export/1"])
+def test_code_that_comes_later_makes_another_version(tmp_path: pathlib.Path, layout: str) -> None:
+    saved_model(tmp_path / layout)
+    home = tmp_path / "m"
+    repository = Repository(sources_of(home, folder=tmp_path))
+    (old,) = settled(repository).versions
+    assert old.code is None
+    (home / "code").mkdir()
+    assert {version.code for version in settled(repository).versions} == {None}
+    write(home / "code", {"inference.py": b"x = 1"})
+    assert repository.look().versions == {old}  # it may still be written
+    (new,) = settled(repository).versions
+    assert new.code == home / "code" and new.number == old.number and new != old
+    shutil.rmtree(home / "code")  # or is not mounted now
+    assert {version.code for version in settled(repository).versions} == {home / "code"}
+
+
+def test_code_in_a_folder_of_models_that_comes_later(tmp_path: pathlib.Path) -> None:
+    saved_model(tmp_path / "a" / "1")
+    repository = Repository([], [ModelsFolder(tmp_path)])
+    (old,) = settled(repository).versions
+    write(tmp_path / "a/code", {"inference.py": b"x = 1"})
+    (new,) = settled(repository).versions
+    assert (old.code, new.code) == (None, tmp_path / "a/code")
+    shutil.rmtree(tmp_path / "a/code")
+    assert settled(repository).versions == {new}
 
 
 def test_a_folder_without_a_model_is_served_by_its_code(tmp_path: pathlib.Path) -> None:
