@@ -161,6 +161,13 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         help="end if no version can be served by then; default 300",
     )
     serve.add_argument(
+        "--load-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="refuse a version that a worker has not loaded after this time; default %(default)g",
+    )
+    serve.add_argument(
         "--drain-delay",
         type=float,
         default=0.0,
@@ -250,6 +257,7 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
         grpc_port=parsed.grpc_port,
         poll=parsed.poll,
         start_timeout=parsed.start_timeout,
+        load_timeout=parsed.load_timeout,
         drain_delay=parsed.drain_delay,
         ready_file=None if parsed.ready_file is None else pathlib.Path(parsed.ready_file),
         access_log=parsed.log_format if parsed.access_log else None,
@@ -345,6 +353,7 @@ def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         "--timeout": parsed.timeout,
         "--max-latency": parsed.max_latency,
         "--start-timeout": parsed.start_timeout,
+        "--load-timeout": parsed.load_timeout,
     }
     for option, value in above_zero.items():
         if value is not None and not value > 0:

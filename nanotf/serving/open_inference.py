@@ -61,7 +61,6 @@ class OpenInference(Interface):
         version = chosen_version(server, model, found[2])
         if verb == "ready":
             return _ready(server, model, version)
-        _check_served(server, model, version)
         if verb is None:
             return self._metadata(server, model, version)
         if _BINARY in headers:
@@ -135,12 +134,6 @@ def chosen_version(server: ServerState, model: str, version: str | None) -> int 
 def _ready(server: ServerState, model: str, version: int | None) -> Response:
     ready = is_served(server, model, version)
     return _answer({"name": model, "ready": ready}, 200 if ready else 503)
-
-
-def _check_served(server: ServerState, model: str, version: int | None) -> None:
-    if not is_served(server, model, version):
-        wanted = "any version" if version is None else f"version {version}"
-        raise Refusal(404, f"The version must be ready. Received: {wanted} of model {model}")
 
 
 def _answer(value: Any, status: int = 200) -> Response:

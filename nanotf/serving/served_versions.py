@@ -18,6 +18,12 @@ def is_served(server: ServerState, model: str, version: int | None) -> bool:
     return bool(found) if version is None else version in found
 
 
+def not_found(model: str | None, version: int | None) -> str:
+    """Returns TensorFlow Serving's text for a model or version that is not served."""
+    what = f"Latest({model})" if version is None else f"Specific({model}, {version})"
+    return f"Servable not found for request: {what}"
+
+
 def known_states(
     server: ServerState, model: str, version: int | None
 ) -> list[tuple[int, str, str]]:

@@ -28,7 +28,7 @@ from nanotf.serving.interface import (
     ServedModel,
     ServerState,
 )
-from nanotf.serving.served_versions import is_served, known_states
+from nanotf.serving.served_versions import known_states
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,8 +62,6 @@ class TensorflowRest(Interface):
             return _preflight(headers)
         if method == "POST" and (found := _CALL.fullmatch(path)):
             model, version, label = _chosen(found)
-            if label is None:
-                _check_served(server, model, version)
             request = Request(self.name, found[4].lower(), body)
             return RoutedRequest(request, model, version, label)
         if method == "GET" and (found := _QUESTION.fullmatch(path)):
@@ -79,8 +77,6 @@ class TensorflowRest(Interface):
             raise Refusal(400, "Missing model name in request.")
         model, version, label = _chosen(found)
         if found[4]:
-            if label is None:
-                _check_served(server, model, version)
             return Response(200, server.described(self.name, model, version, label))
         if label is not None:
             described = json.loads(server.described(self.name, model, None, label))
@@ -138,13 +134,6 @@ def _number(version: str) -> int:
     if len(digits) > len(str(_LARGEST)) or int(digits or "0") > _LARGEST:
         raise Refusal(400, f"Failed to convert version: {version} to numeric.")
     return int(digits or "0")
-
-
-def _check_served(server: ServerState, model: str, version: int | None) -> None:
-    """Raises Refusal if no such version of the model is available."""
-    if not is_served(server, model, version):
-        wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-        raise Refusal(404, f"Servable not found for request: {wanted}")
 
 
 def _status(server: ServerState, model: str, version: int | None) -> Response:

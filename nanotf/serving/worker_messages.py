@@ -2,6 +2,7 @@
 
     front                                        worker
       |  options, with the order to serve  ->      |   loads the versions
+      |  <- the place of a version                 |   each time before it loads one
       |  <- Loaded for each version                |
       |  the place of a version, requests  ->      |   as long as the link is open
       |  <- answers, and how long they took        |

@@ -333,6 +333,43 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path):
     assert "cannot serve digits" in (tmp_path / "two" / "log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import os; os.abort()", "SIGABRT"),
+        pytest.param(
+            "import time; time.sleep(600)",
+            "it was not loaded within 20 s",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["kills", "hangs"],
+)
+def test_a_version_that_ends_its_workers_leaves_others(line, said, model, expected, tmp_path):
+    """A model's code does here what a broken file or operation may do."""
+    models = tmp_path / "models"
+    (models / "digits").mkdir(parents=True)
+    model.save(models / "digits" / "model.keras")
+    words = ["--models-dir", str(models), "--load-timeout", "20", "-n", "1"]
+    with serving(tmp_path / "server", *words) as found:
+        shutil.copytree(models / "digits", models / ".part")
+        (models / ".part" / "code").mkdir()
+        (models / ".part" / "code" / "inference.py").write_text(line)
+        (models / ".part").rename(models / "bad")
+
+        def state():
+            reply = found.ask("/v1/models/bad")
+            return reply.json["model_version_status"][0] if reply.status == 200 else {}
+
+        found.wait_until(lambda: state().get("state") == "END", "the version is given up")
+        assert said in state()["status"]["error_message"]
+        reply = found.ask("/v1/models/bad:predict", {"instances": ROWS[:1].tolist()})
+        assert reply.status == 404 and said in reply.json["error"]
+        np.testing.assert_allclose(
+            found.predict(ROWS[:2].tolist(), "digits"), expected[:2], atol=1e-5
+        )
+
+
 def test_a_port_in_use_is_said(server, tmp_path):
     command = [sys.executable, "-m", "nanotf", "serve", str(tmp_path), "--port", str(server.port)]
     (tmp_path / "m.keras").write_bytes(b"")

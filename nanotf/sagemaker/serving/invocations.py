@@ -34,7 +34,6 @@ from nanotf.serving.interface import (
 )
 from nanotf.serving.json_text import error_text, parse_object
 from nanotf.serving.repository.model_layouts import FILE_ENDINGS
-from nanotf.serving.served_versions import is_served
 from nanotf.serving.tensorflow_rest import TensorflowRest
 
 if TYPE_CHECKING:
@@ -172,9 +171,6 @@ def _routed(
             400, f"tfs-method must be one of {', '.join(_METHODS)}. Received: {verb!r:.200}."
         )
     version = _version(given)
-    if not is_served(server, model, version):
-        wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-        raise Refusal(404, f"Servable not found for request: {wanted}")
     about = {**headers, TARGET: named} if named else dict(headers)
     return RoutedRequest(Request(Invocations.name, verb, body, about), model, version)
 

@@ -30,6 +30,7 @@ from nanotf.serving.interface import (
     RoutedRequest,
     ServedModel,
 )
+from nanotf.serving.served_versions import not_found
 
 _HOST = "127.0.0.1"
 _IDLE = 60.0  # s without a request, after which a connection is closed
@@ -71,8 +72,7 @@ class _Models:
         if version is None and versions:
             return versions[max(versions)]
         if version not in versions:
-            wanted = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-            raise Refusal(404, f"Servable not found for request: {wanted}")
+            raise Refusal(404, not_found(model, version))
         return versions[version]
 
 

@@ -48,8 +48,7 @@ def serve(options: WorkerOptions, sock: socket.socket) -> None:
     interfaces = {each.name: each for each in options.interfaces}
     answering = Answering(interfaces, options.most_rows, options.most_bytes, status_of)
     models = [LoadedModel(each, options) for each in options.versions]
-    loaded = [_loaded(model, interfaces, options.most_rows) for model in models]
-    is_open = _is_open_after(lambda: link.send(loaded))
+    is_open = _is_open_after(lambda: _load(link, models, interfaces, options.most_rows))
     while is_open:
         is_open = _is_open_after(lambda: _answer_next(link, models, answering))
 
@@ -61,6 +60,16 @@ def _is_open_after(step: Callable[[], None]) -> bool:
     except LinkClosed:
         return False
     return True
+
+
+def _load(
+    link: Link, models: Sequence[LoadedModel], interfaces: Mapping[str, Interface], most_rows: int
+) -> None:
+    loaded = []
+    for place, model in enumerate(models):
+        link.send(place)  # the front blames this version if nothing follows
+        loaded.append(_loaded(model, interfaces, most_rows))
+    link.send(loaded)
 
 
 def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: int) -> Loaded:

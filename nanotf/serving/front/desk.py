@@ -13,7 +13,7 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.serving.front import counters
 from nanotf.serving.front.counters import Counters
-from nanotf.serving.front.dispatcher import Dispatcher, not_found
+from nanotf.serving.front.dispatcher import Dispatcher
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.incoming import Incoming
 from nanotf.serving.front.waiting_line import Key, Pending
@@ -26,6 +26,7 @@ from nanotf.serving.interface import (
     Response,
     RoutedRequest,
 )
+from nanotf.serving.served_versions import not_found
 
 _NO_PATH = "Not Found"
 _BUSY = (429, 503)
@@ -146,8 +147,10 @@ class Desk:
         version = call.version
         if call.label is not None:
             version = self._labelled(model, call.label)
-        if model not in self._wanted.names or not self.is_served((model, version)):
-            raise Refusal(404, not_found((model, version)))
+        if model not in self._wanted.names:
+            raise Refusal(404, not_found(model, version))
+        if refusal := self.refusal_of((model, version)):
+            raise refusal
         return model, version
 
     def _labelled(self, model: str, label: str) -> int:
@@ -155,11 +158,15 @@ class Desk:
             raise Refusal(400, f"Unrecognized servable version label: {label}")
         return self._wanted.labels[model, label]
 
-    def is_served(self, key: Key) -> bool:
-        """Returns True if a worker answers requests for a key, or may soon again."""
+    def refusal_of(self, key: Key) -> Refusal | None:
+        """Returns why no worker answers for a key; None if one does, or may soon again."""
         if any(worker.place_of(key) is not None for worker in self._fleet.workers):
-            return True
-        return self._fleet.is_promised(key)
+            return None
+        if self._fleet.is_promised(key):
+            return None
+        why, was_served = self._fleet.why_not(key)
+        text = f"{not_found(*key)}: {why}" if why else not_found(*key)
+        return Refusal(503 if was_served else 404, text)
 
     # ---------------------------------------------------------------------------------- answers
     def _answered(self, pending: Pending, answer: Response) -> None:
@@ -207,7 +214,7 @@ class Desk:
             version = self._labelled(model, label)
         served = self._fleet.served(model)
         if not served or (version is not None and version not in served):
-            raise Refusal(404, not_found((model, version)))
+            raise Refusal(404, not_found(model, version))
         return served[max(served) if version is None else version].described[interface]
 
     async def load(self, model: str, folder: pathlib.Path) -> None:

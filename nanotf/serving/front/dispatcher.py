@@ -200,14 +200,8 @@ class Dispatcher:
             self._counters.rejected("deadline")
             pending.refuse(Refusal(504, _LATE))
 
-    def drop_unserved(self, is_served: Callable[[Key], bool]) -> None:
+    def drop_unserved(self, refusal_of: Callable[[Key], Refusal | None]) -> None:
         """Refuses requests that wait for what no worker has any more."""
-        for pending in self.line.remove(lambda pending: not is_served(pending.key)):
-            pending.refuse(Refusal(404, not_found(pending.key)))
-
-
-def not_found(key: Key) -> str:
-    """Returns TensorFlow Serving's text for a model or version that is not served."""
-    model, version = key
-    what = f"Latest({model})" if version is None else f"Specific({model}, {version})"
-    return f"Servable not found for request: {what}"
+        refused = {key: refusal for key in self.line.by_age() if (refusal := refusal_of(key))}
+        for pending in self.line.remove(lambda pending: pending.key in refused):
+            pending.refuse(refused[pending.key])

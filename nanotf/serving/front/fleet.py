@@ -32,8 +32,9 @@ _LONGEST_PAUSE = 30.0
 _END_SECONDS = 3.0  # for workers to end with the server
 # TensorFlow Serving tries a version that cannot be loaded 5 more times, once in a minute.
 _RETRY = 60.0  # seconds; then doubled
-_MOST_RETRIES = 5
-_MOST_DEATHS = 3  # of workers, before what they were to load counts as what kills them
+_MOST_RETRIES = 5  # of a version that was never served
+_MOST_DEATHS = 3  # of workers, before what they loaded counts as what kills them
+_SOON = 5.0  # seconds to the next try to load a version, for which its requests wait
 
 
 @dataclasses.dataclass
@@ -45,6 +46,7 @@ class _Slot:
     coming: ServingWorker | None = None  # that is to take its place
     deaths: int = 0  # of workers that died while they loaded, one after another
     is_pausing: bool = False  # after such a death
+    next_start: float = 0.0  # the loop's time at which it ends
 
 
 class Fleet:
@@ -55,6 +57,7 @@ class Fleet:
         options: what each is to do; its versions are replaced.
         on_free: called with a worker that may get requests.
         on_lost: called with a worker that died with requests.
+        load_timeout: seconds that a worker may take to load a version.
 
     Attributes:
         failed: dict of a version to why it could not be loaded.
@@ -66,7 +69,9 @@ class Fleet:
         options: WorkerOptions,
         on_free: Callable[[ServingWorker], None],
         on_lost: Callable[[ServingWorker], None],
+        load_timeout: float,
     ) -> None:
+        self._load_timeout = load_timeout
         self._slots = [_Slot(placement) for placement in plan.placements]
         self._options = options
         self._on_free, self._on_lost = on_free, on_lost
@@ -75,6 +80,10 @@ class Fleet:
         self.failed: dict[ModelVersion, str] = {}
         self._loaded: dict[ModelVersion, Loaded] = {}
         self._tries: collections.Counter[ModelVersion] = collections.Counter()  # that failed
+        # The workers that each version has killed, and the versions that are left out for that: a
+        # worker that loads them would serve nothing else.
+        self._deaths: collections.Counter[ModelVersion] = collections.Counter()
+        self._deadly: set[ModelVersion] = set()
         self._last: dict[str, list[ModelVersion]] = {}  # by model, what was served last
         self._is_ending = False
         self.restarts = 0  # of workers that died
@@ -95,6 +104,7 @@ class Fleet:
         self.failed = {
             version: why for version, why in self.failed.items() if version in self._wanted
         }
+        self._deadly &= self._wanted
         self._continue()
 
     @property
@@ -107,6 +117,11 @@ class Fleet:
             found += good or self._last.get(model, ())
         return tuple(sorted(found, key=_order))
 
+    @property
+    def _loadable(self) -> tuple[ModelVersion, ...]:
+        """The versions for new workers to load."""
+        return tuple(version for version in self._target if version not in self._deadly)
+
     def _continue(self) -> None:
         """Starts the next worker that is missing, or that must be replaced."""
         if self._is_ending:
@@ -114,10 +129,10 @@ class Fleet:
         self._note_change()
         if not self._wanted:
             self._release()
-        if not self._target:
+        if not self._loadable:
             return
         for slot in self._slots:
-            if slot.coming is not None and slot.coming.options.versions != self._target:
+            if slot.coming is not None and slot.coming.options.versions != self._loadable:
                 slot.coming.kill()  # nobody wants what it loads
                 slot.coming = None
             if slot.worker is None and slot.coming is None and not slot.is_pausing:
@@ -125,9 +140,14 @@ class Fleet:
         if any(slot.coming is not None or slot.is_pausing for slot in self._slots):
             return  # one after another
         for slot in self._slots:
-            if slot.worker is not None and _served_by(slot.worker) != self._target:
+            if slot.worker is not None and not self._is_right(slot.worker):
                 self._start(slot)
                 return
+
+    def _is_right(self, worker: ServingWorker) -> bool:
+        """Returns True if a worker serves what it should, as far as that can be loaded."""
+        served = set(_served_by(worker))
+        return served.issuperset(self._loadable) and served.issubset(self._target)
 
     def _release(self) -> None:
         """Ends the workers after their requests: there is nothing to serve."""
@@ -138,7 +158,7 @@ class Fleet:
             slot.worker = slot.coming = None
 
     def _start(self, slot: _Slot) -> None:
-        options = dataclasses.replace(self._options, versions=self._target)
+        options = dataclasses.replace(self._options, versions=self._loadable)
         try:
             slot.coming = ServingWorker(slot.placement, options, self._has_loaded, self._has_gone)
         except OSError as error:  # no descriptors, no memory
@@ -174,6 +194,10 @@ class Fleet:
     ) -> None:
         """Lets a worker answer in a slot."""
         self._loaded.update(loaded)
+        for version in loaded:
+            self.failed.pop(version, None)
+            for counted in (self._deaths, self._tries):
+                counted.pop(version, None)
         for model in {version.model for version in loaded}:
             self._last[model] = [version for version in loaded if version.model == model]
         old, slot.worker = slot.worker, worker
@@ -198,22 +222,52 @@ class Fleet:
     def _has_died_loading(self, slot: _Slot, worker: ServingWorker, said: str) -> None:
         slot.coming = None
         slot.deaths += 1
-        if slot.deaths >= _MOST_DEATHS:
+        if worker.loading is not None:
+            self._blame(worker.loading, said)
+        elif slot.deaths >= _MOST_DEATHS:  # before it has loaded anything
             new = [v for v in worker.options.versions if v not in self._loaded]
             self._note_failed(dict.fromkeys(new, said))
-
         self._pause(slot)
+
+    def _blame(self, version: ModelVersion, said: str) -> None:
+        """Takes note that a version has killed a worker. Once may be the system's doing."""
+        self._deaths[version] += 1
+        if self._deaths[version] >= _MOST_DEATHS:
+            self._leave_out(version, said)
+
+    def _leave_out(self, version: ModelVersion, said: str) -> None:
+        del self._deaths[version]
+        self._deadly.add(version)
+        self._note_failed({version: said})
+
+    def check_time(self) -> None:
+        """Ends workers that take too long to load a version. Called each second."""
+        now = time.monotonic()
+        for slot in self._slots:
+            worker = slot.coming
+            if worker is None or now - worker.heard < self._load_timeout:
+                continue
+            slot.coming = None
+            worker.kill()
+            slot.deaths += 1
+            self._pause(slot)
+            said = f"it was not loaded within {self._load_timeout:g} s"
+            logger.warning("A worker is ended. It was to load %s: %s.", worker.loading, said)
+            if worker.loading is not None:
+                self._leave_out(worker.loading, said)
+            self._note_change()
 
     def _note_failed(self, versions: Mapping[ModelVersion, str]) -> None:
         """Gives versions up for a while. What fails may be this moment, such as a full memory."""
         self.failed.update(versions)
         for version in versions:
             self._tries[version] += 1
-            if self._tries[version] <= _MOST_RETRIES:
-                pause = _RETRY * 2 ** (self._tries[version] - 1)
+            if self._tries[version] <= _MOST_RETRIES or version in self._loaded:
+                pause = _RETRY * 2 ** (min(self._tries[version], _MOST_RETRIES) - 1)
                 asyncio.get_running_loop().call_later(pause, self._try_again, version)
 
     def _try_again(self, version: ModelVersion) -> None:
+        self._deadly.discard(version)
         if self.failed.pop(version, None) is not None:
             self._continue()
 
@@ -226,6 +280,7 @@ class Fleet:
 
         slot.is_pausing = True
         pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** min(slot.deaths, 10))
+        slot.next_start = time.monotonic() + pause
         asyncio.get_running_loop().call_later(pause, resume)
 
     def _slot_of(self, worker: ServingWorker) -> _Slot | None:
@@ -270,17 +325,38 @@ class Fleet:
 
     def _state_of(self, version: ModelVersion, served: Mapping[int, Loaded]) -> tuple[str, str]:
         why = self.failed.get(version, "")
-        # Also the last one, until another can take its place; and while other workers start.
-        if version.number in served or (version in self._loaded and version in self._target):
+        if version.number in served:  # also the last one, until another can take its place
             return AVAILABLE, why
-        return (LOADING if version in self._wanted and not why else END), why
+        is_coming = version in self._wanted or version in self._target
+        return (LOADING if is_coming and not why else END), why
 
     def is_promised(self, key: Key) -> bool:
-        """Returns True if a version is wanted that workers served before, or are to serve."""
-        model, number = key
-        return any(
-            version.model == model and number in (None, version.number) for version in self._target
+        """Returns True if a worker may soon answer for a key, as some have before."""
+        if not any(_fits(version, key) for version in self._loaded):
+            return False
+        found = [version for version in self._loadable if _fits(version, key)]
+        return any(version not in self.failed for version in found) or any(
+            self._is_tried_soon(version) for version in found
         )
+
+    def _is_tried_soon(self, version: ModelVersion) -> bool:
+        """Returns True if a worker loads a version that has failed again now, or soon."""
+        if any(s.coming is not None and version in s.coming.options.versions for s in self._slots):
+            return True
+        soon = time.monotonic() + _SOON
+        return any(slot.is_pausing and slot.next_start < soon for slot in self._slots)
+
+    def why_not(self, key: Key) -> tuple[str, bool]:
+        """Returns why no worker can answer for a key, and whether one could before.
+
+        Returns:
+            An empty text if no version for the key has failed.
+        """
+        found = [version for version in self.failed if _fits(version, key)]
+        if not found:
+            return "", False
+        latest = max(found, key=_order)
+        return self.failed[latest], latest in self._loaded
 
     async def outcome(self, model: str) -> str:
         """Waits until a version of a model is served, or those that are wanted cannot be.
@@ -315,6 +391,11 @@ def _served_by(worker: ServingWorker) -> tuple[ModelVersion, ...]:
     """Returns the versions that a worker could load, in the order of `Fleet`'s targets."""
     both = zip(worker.options.versions, worker.loaded, strict=True)
     return tuple(version for version, loaded in both if not loaded.error)
+
+
+def _fits(version: ModelVersion, key: Key) -> bool:
+    model, number = key
+    return version.model == model and number in (None, version.number)
 
 
 def _order(version: ModelVersion) -> tuple[str, int]:

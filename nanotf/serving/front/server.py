@@ -67,6 +67,7 @@ class ServerOptions:
     grpc_port: int | None = None  # the same, for gRPC; None for no gRPC
     poll: float = 1.0  # seconds between looks for new versions; 0 for none
     start_timeout: float = 300.0  # seconds until each model has a version that is served
+    load_timeout: float = 600.0  # seconds that a worker may take to load a version
     drain_delay: float = 0.0  # seconds between SIGTERM and the end of new connections
     ready_file: pathlib.Path | None = None  # gets the port and the process id
     access_log: str | None = None  # "text", "json" or None
@@ -94,7 +95,7 @@ class Server:
             options.most_bytes,
         )
         on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
-        self._fleet = Fleet(options.plan, work, on_free, on_lost)
+        self._fleet = Fleet(options.plan, work, on_free, on_lost, options.load_timeout)
         self._wanted = WantedModels(options.repository, options.added, self._fleet.want)
         self._desk = Desk(
             options.interfaces,
@@ -239,7 +240,8 @@ class Server:
                 for connection in list(self._connections):
                     connection.check_time(now)
                 self._dispatcher.check_time()
-                self._dispatcher.drop_unserved(self._desk.is_served)
+                self._fleet.check_time()
+                self._dispatcher.drop_unserved(self._desk.refusal_of)
             except Exception:  # the next turn is as important
                 logger.exception("The server has made a mistake, and continues.")
 

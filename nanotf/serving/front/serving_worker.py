@@ -31,6 +31,7 @@ from nanotf.serving.computing import worker_entry
 from nanotf.serving.front.waiting_line import Key, Pending
 from nanotf.serving.interface import Response
 from nanotf.serving.link import Link, LinkClosed
+from nanotf.serving.repository.model_sources import ModelVersion
 from nanotf.serving.worker_messages import Loaded, WorkerOptions
 from nanotf.wire import messages
 
@@ -50,6 +51,8 @@ class ServingWorker:
 
     Attributes:
         loaded: list of `Loaded` in the order of `options.versions`; empty before.
+        loading: `ModelVersion`, the one that it loads now; None before the first.
+        heard: float, the loop's time at which it began with that, or was made.
         batch: list of `Pending`, what it computes now.
         since: float, the loop's time at which it got that.
         is_leaving: bool, whether it gets no more requests.
@@ -65,6 +68,8 @@ class ServingWorker:
         self.placement, self.options = placement, options
         self._on_loaded, self._on_gone = on_loaded, on_gone
         self.loaded: list[Loaded] = []
+        self.loading: ModelVersion | None = None
+        self.heard = time.monotonic()
         self.batch: list[Pending] = []
         self.since = 0.0
         self.is_leaving = self.is_gone = False
@@ -169,7 +174,7 @@ class ServingWorker:
         try:
             if not self.loaded:
                 header, _ = self._link.receive()
-                self._load(header)
+                self._note_load(header)
                 return
             seconds, answers = worker_messages.answers(self._link)
         except LinkClosed:
@@ -187,6 +192,14 @@ class ServingWorker:
         then(seconds, answers)
         if self.is_leaving and not self.batch:
             self.kill()
+
+    def _note_load(self, said: int | list[Loaded]) -> None:
+        """Takes note of what it loads now, or of what it has loaded in the end."""
+        self.heard = time.monotonic()
+        if isinstance(said, int):
+            self.loading = self.options.versions[said]
+        else:
+            self._load(said)
 
     def _load(self, loaded: list[Loaded]) -> None:
         self.loaded = loaded

@@ -14,6 +14,7 @@ import pytest
 from nanotf.errors import NanoError
 from nanotf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from nanotf.serving.interface import Interface, Refusal, Response, RoutedRequest, ServedModel
+from nanotf.serving.served_versions import not_found
 
 pytest.importorskip("orjson")
 
@@ -82,7 +83,7 @@ class FakeServer:
         if label not in (None, "stable"):
             raise Refusal(400, f"Unrecognized servable version label: {label}")
         if found is None or version not in (None, found.version):
-            raise Refusal(404, "no such version")
+            raise Refusal(404, not_found(model, version))
         return found
 
     def described(

@@ -18,6 +18,7 @@ from nanotf.errors import NanoError
 from nanotf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from nanotf.sagemaker.serving.invocations import Invocations
 from nanotf.serving.interface import Refusal, Response, RoutedRequest
+from nanotf.serving.served_versions import not_found
 
 pytest.importorskip("orjson")
 
@@ -129,6 +130,8 @@ class HostServer:
 
     def _computed(self, call: RoutedRequest) -> Response:
         model = self.served[call.model or ""]
+        if self.state != "AVAILABLE" or call.version not in (None, model.version):
+            raise Refusal(404, not_found(call.model, call.version))
         if answer := self.interface.answer(call.request, model):
             return answer
         decoded = self.interface.decode(call.request, model)

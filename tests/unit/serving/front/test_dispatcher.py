@@ -149,8 +149,10 @@ def test_a_worker_gets_only_what_it_serves():
         dispatcher.submit(requests.make(b"three", ("m", 3)))
         await turn()
         assert (old.asked, new.asked) == ([[b"one"]], [[b"two"]])
-        dispatcher.drop_unserved(lambda key: key != ("m", 3))
-        assert requests.answers == {b"three": 404}
+        dispatcher.submit(requests.make(b"four", ("m", 4)))
+        refused = {("m", 3): Refusal(404, "not found"), ("m", 4): Refusal(503, "no memory")}
+        dispatcher.drop_unserved(refused.get)
+        assert requests.answers == {b"three": 404, b"four": 503}
 
     run(script)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pathlib
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from nanotf.serving.repository.model_sources import ModelVersion
 from nanotf.serving.worker_messages import Loaded, WorkerOptions
 
 PLAN = Plan((Placement(0, (0,)), Placement(1, (1,))))
+LIMIT = 100.0  # seconds that a version may take to load
 OPTIONS = WorkerOptions((), (), None, 1, pathlib.Path(), 32, 1000)
 
 
@@ -29,6 +31,7 @@ class Worker:
         self.placement, self.options = placement, options
         self._on_loaded, self._on_gone = on_loaded, on_gone
         self.loaded, self.batch = [], []
+        self.loading, self.heard = None, time.monotonic()
         self.is_leaving = self.is_gone = False
         Worker.made.append(self)
 
@@ -39,6 +42,11 @@ class Worker:
     @property
     def is_ready(self):
         return bool(self.loaded) and not self.is_leaving and not self.is_gone
+
+    def begin(self, number, model="m"):
+        """Tells which version it loads now."""
+        found = [v for v in self.options.versions if (v.model, v.number) == (model, number)]
+        (self.loading,) = found
 
     def load(self, *errors):
         """Tells that it has loaded its models, but those that have an error."""
@@ -66,7 +74,7 @@ def run(script, monkeypatch):
     async def begin():
         Worker.made = []
         free, lost = [], []
-        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append)
+        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append, LIMIT)
         await script(fleet, Worker.made, free, lost)
 
     monkeypatch.setattr(fleets, "ServingWorker", Worker)
@@ -163,11 +171,117 @@ def test_a_version_that_kills_its_workers_is_given_up(monkeypatch):
         fleet.want([version(2)])
         for place in (2, 3, 4):
             assert len(made) == place + 1
+            made[place].begin(2)
             made[place].die()
             await soon()
         assert len(made) == 5
         assert fleet.workers == made[:2]
         assert fleet.states("m")[0] == (2, "END", "It was killed.")
+
+    run(script, monkeypatch)
+
+
+def test_a_death_is_blamed_on_the_version_that_was_loading(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1), version(7, "other")])
+        for place in (0, 1, 2):
+            made[place].begin(1)
+            made[place].begin(7, "other")
+            made[place].die()
+            await soon()
+        # What kills workers is left out, and keeps nothing else from being served.
+        assert fleet.states("other") == [(7, "END", "It was killed.")]
+        assert fleet.states("m") == [(1, "LOADING", "")]
+        left = [worker for worker in made if not worker.is_gone]
+        assert [worker.numbers for worker in left] == [[("m", 1)]] * 2
+        for worker in left:
+            worker.load()
+        await soon()
+        assert set(fleet.workers) == set(left) and fleet.states("m") == [(1, "AVAILABLE", "")]
+
+    run(script, monkeypatch)
+
+
+def test_a_version_that_is_served_and_kills_new_workers_stays_where_it_is(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1), version(7, "other")])
+        made[0].load()
+        made[1].load()
+        made[0].die()
+        for place in (2, 3, 4):
+            made[place].begin(7, "other")
+            made[place].die()
+            await soon()
+        assert made[5].numbers == [("m", 1)]
+        made[5].load()
+        await soon()
+        assert fleet.workers == [made[5], made[1]] and len(made) == 6
+        assert fleet.states("other") == [(7, "AVAILABLE", "It was killed.")]
+        fleet._try_again(version(7, "other"))
+        assert made[6].numbers == [("m", 1), ("other", 7)]
+        made[6].load()
+        await soon()
+        assert fleet.workers == [made[6], made[1]]
+        assert fleet.states("other") == [(7, "AVAILABLE", "")]
+
+    run(script, monkeypatch)
+
+
+def test_a_load_that_hangs_is_ended_and_refused(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1), version(7, "other")])
+        waiting = asyncio.create_task(fleet.outcome("other"))
+        for worker in made[:2]:
+            worker.begin(7, "other")
+        fleet.check_time()
+        assert not any(worker.is_leaving for worker in made)
+        for worker in made[:2]:
+            worker.heard -= LIMIT
+        fleet.check_time()
+        await soon()
+        assert made[0].is_gone and made[1].is_gone
+        assert await waiting == "it was not loaded within 100 s"
+        assert [worker.numbers for worker in made[2:]] == [[("m", 1)]] * 2
+        assert fleet.states("other") == [(7, "END", "it was not loaded within 100 s")]
+
+    run(script, monkeypatch)
+
+
+def test_a_start_that_hangs_is_tried_again(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].heard -= LIMIT
+        fleet.check_time()
+        await soon()
+        assert made[0].is_gone and made[2].numbers == [("m", 1)]
+        assert fleet.failed == {}
+
+    run(script, monkeypatch)
+
+
+def test_requests_wait_only_for_what_may_come_soon(monkeypatch):
+    async def script(fleet, made, free, lost):
+        key, other = ("m", None), ("m", 3)
+        fleet.want([version(1)])
+        assert not fleet.is_promised(key) and fleet.why_not(key) == ("", False)
+        made[0].load()
+        made[1].load()
+        for worker in made[:2]:
+            worker.die()
+        # New workers start.
+        assert fleet.states("m") == [(1, "LOADING", "")]
+        assert fleet.is_promised(key) and fleet.is_promised(("m", 1))
+        assert not fleet.is_promised(other)
+        monkeypatch.setattr(fleets, "_PAUSE", fleets._SOON / 4)
+        made[2].load((1, "no memory"))
+        assert fleet.is_promised(key)  # worker 1 still loads it
+        made[3].load((1, "no memory"))
+        assert fleet.states("m") == [(1, "END", "no memory")]
+        assert fleet.is_promised(key)  # in half of the time that counts as soon
+        monkeypatch.setattr(fleets, "_SOON", 0.0)
+        assert not fleet.is_promised(key)
+        assert fleet.why_not(key) == ("no memory", True)
+        assert fleet.why_not(other) == ("", False)
 
     run(script, monkeypatch)
 
