@@ -30,7 +30,7 @@ class WorkerOptions:
     interfaces: tuple[Interface, ...]
     engine: str | None  # a name of `nanotf.inference`; None as each model's files ask
     threads: int  # for engines that have threads of their own
-    folder: pathlib.Path  # for programs that models are converted to; the server's own
+    folder: pathlib.Path  # the server's own, see `ModelVersion.place_in`
     most_rows: int  # that a model computes at once
     most_bytes: int  # of a request's body, once it is inflated
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +14,10 @@ from nanotf.inference.signature import STRING, Signature, TensorSpec
 from nanotf.serving.computing.batches import Arrays
 from nanotf.serving.repository.model_sources import ModelVersion
 from nanotf.serving.worker_messages import WorkerOptions
-from nanotf.wire.files import Lock
+from nanotf.wire import files
 
+# In `ModelVersion.place_in`: what the first worker makes, and others read.
+_LOCK, _PROGRAM, _TOGETHER = "lock", "program", "together.json"
 _LENGTH = 1  # of axes of any length but the first, in rows that are made up
 
 
@@ -33,7 +34,7 @@ class LoadedModel:
         self.name, self.version = version.model, version.number
         self.folder: pathlib.Path = version.path
         self.code: pathlib.Path | None = version.code
-        self._stamp, self._options = version.stamp, options
+        self._place, self._options = version.place_in(options.folder), options
         self._program: program.Program | None = None
         self._together: dict[str, str] = {}  # by signature: why its rows must stay together
 
@@ -44,23 +45,34 @@ class LoadedModel:
             Exception: It cannot be loaded.
         """
         engine, threads = self._options.engine, self._options.threads
+        self._place.mkdir(exist_ok=True)
         if program.is_loaded_as_it_is(self.folder, engine):
             self._program = program.load(self.folder, engine, threads)
         else:
-            place = self._place()
-            with Lock(place.with_suffix(".lock"), waits=True):
-                if not place.exists():
-                    program.make(self.folder, engine or program.TENSORFLOW, folder=place)
-            self._program = program.load(place, engine, threads)
-        self._together = {
-            name: self._program.reason_to_keep_together(name) for name in self.signatures
-        }
+            self._program = self._converted(engine, threads)
+        self._together = self._reasons(self._program)
 
-    def _place(self) -> pathlib.Path:
-        """Returns the folder of the converted program, another one for other files."""
-        what = repr((self.folder, self._stamp, self._options.engine))
-        digest = hashlib.sha256(what.encode()).hexdigest()[:16]
-        return self._options.folder / f"program-{self.version}-{digest}"
+    def _converted(self, engine: str | None, threads: int) -> program.Program:
+        place = self._place / _PROGRAM
+        with files.Lock(self._place / _LOCK, waits=True):
+            if not place.exists():
+                return program.make(
+                    self.folder, engine or program.TENSORFLOW, threads=threads, folder=place
+                )
+        return program.load(place, engine, threads)
+
+    def _reasons(self, loaded: program.Program) -> dict[str, str]:
+        """Returns by signature why its rows must stay together.
+
+        The proof takes as long as the load of a SavedModel: one worker of the server looks for it.
+        """
+        place = self._place / _TOGETHER
+        with files.Lock(self._place / _LOCK, waits=True):
+            if place.exists():
+                return dict(files.read_json(place))
+            found = {name: loaded.reason_to_keep_together(name) for name in loaded.signatures}
+            files.write_json(place, found)
+        return found
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

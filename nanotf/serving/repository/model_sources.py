@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 
+PLACES = "version-"  # begins the names of what `ModelVersion.place_in` returns
 _LARGEST = 2**63 - 1  # the number of a version is an int64 in TensorFlow Serving's interfaces
 
 
@@ -22,6 +24,11 @@ class ModelVersion:
     path: pathlib.Path  # a SavedModel's folder, a `.keras` or `.h5` file, or a program's folder
     code: pathlib.Path | None  # the folder with the model's `inference.py`, if it has one
     stamp: tuple[Any, ...]  # of the files, see `stamps.py`
+
+    def place_in(self, folder: pathlib.Path) -> pathlib.Path:
+        """Returns the folder for what a server makes of this version; other files get another."""
+        digest = hashlib.sha256(repr((self.path, self.stamp)).encode()).hexdigest()[:16]
+        return folder / f"{PLACES}{self.number}-{digest}"
 
 
 @dataclasses.dataclass(frozen=True)
