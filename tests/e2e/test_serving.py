@@ -254,6 +254,31 @@ def test_a_new_version_is_served_without_a_failed_request(tmp_path):
         assert found.ask("/v1/models/digits/versions/1:predict", {"instances": [1]}).status == 404
 
 
+@pytest.mark.thorough
+def test_old_versions_leave_no_files(model, expected, tmp_path):
+    temporary, file = tmp_path / "temporary", tmp_path / "digits.keras"
+    temporary.mkdir()
+    model.save(file)
+    words = [str(file), "-n", "1"]
+    with serving(tmp_path / "server", *words, TMPDIR=str(temporary)) as found:
+        (own,) = temporary.glob("nanotf-serve-*")
+        (first,) = own.glob("version-*")
+        (worker,) = own.glob("worker-*")
+        other = small_cnn(seed=3)
+        other.save(tmp_path / "part.keras")
+        (tmp_path / "part.keras").replace(file)
+        wanted = other.predict(ROWS[:2], verbose=0)
+
+        def is_new():
+            return np.allclose(found.predict(ROWS[:2].tolist(), "digits"), wanted, atol=1e-5)
+
+        found.wait_until(is_new, "the new file is served")
+        found.wait_until(lambda: not first.exists() and not worker.exists(), "old files go")
+        assert len(list(own.glob("version-*"))) == len(list(own.glob("worker-*"))) == 1
+        assert [path.name for path in temporary.iterdir()] == [own.name]
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_version_that_cannot_be_loaded_leaves_the_old_one(tmp_path):
     base = tmp_path / "digits"
     save_version(small_cnn(1), base, 1)

@@ -57,6 +57,7 @@ class Fleet:
         options: what each is to do; its versions are replaced.
         on_free: called with a worker that may get requests.
         on_lost: called with a worker that died with requests.
+        on_kept: called with the versions that a worker has or may load, when these change.
         load_timeout: seconds that a worker may take to load a version.
 
     Attributes:
@@ -69,9 +70,11 @@ class Fleet:
         options: WorkerOptions,
         on_free: Callable[[ServingWorker], None],
         on_lost: Callable[[ServingWorker], None],
+        on_kept: Callable[[frozenset[ModelVersion]], None],
         load_timeout: float,
     ) -> None:
-        self._load_timeout = load_timeout
+        self._on_kept, self._load_timeout = on_kept, load_timeout
+        self._alive: set[ServingWorker] = set()  # also those that are leaving
         self._slots = [_Slot(placement) for placement in plan.placements]
         self._options = options
         self._on_free, self._on_lost = on_free, on_lost
@@ -106,6 +109,11 @@ class Fleet:
         }
         self._deadly &= self._wanted
         self._continue()
+        self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        used = {version for worker in self._alive for version in worker.options.versions}
+        self._on_kept(self._wanted | used | frozenset(self._target))
 
     @property
     def _target(self) -> tuple[ModelVersion, ...]:
@@ -164,6 +172,8 @@ class Fleet:
         except OSError as error:  # no descriptors, no memory
             logger.warning("A worker could not be started: %s", error)
             self._pause(slot)
+        else:
+            self._alive.add(slot.coming)
 
     # ----------------------------------------------------------------------------------- events
     def _has_loaded(self, worker: ServingWorker) -> None:
@@ -206,6 +216,7 @@ class Fleet:
         self._on_free(worker)
 
     def _has_gone(self, worker: ServingWorker, said: str) -> None:
+        self._alive.discard(worker)
         slot = self._slot_of(worker)
         if worker.batch:
             self._on_lost(worker)
@@ -218,6 +229,7 @@ class Fleet:
                 self._has_died_loading(slot, worker, said)
             self._continue()
         self._note_change()
+        self._tell_kept()
 
     def _has_died_loading(self, slot: _Slot, worker: ServingWorker, said: str) -> None:
         slot.coming = None

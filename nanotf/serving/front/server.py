@@ -29,6 +29,7 @@ from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
 from nanotf.serving.front.fleet import Fleet
 from nanotf.serving.front.http_connection import HttpConnection
 from nanotf.serving.front.incoming import Incoming
+from nanotf.serving.front.leftovers import Leftovers
 from nanotf.serving.front.wanted_models import WantedModels
 from nanotf.serving.interface import Interface, Response
 from nanotf.serving.remote.remote_interface import RemoteInterface
@@ -60,7 +61,7 @@ class ServerOptions:
     plan: topology.Plan
     limits: ServerLimits
     most_bytes: int  # of a request's body
-    folder: pathlib.Path  # private, for what models are converted to
+    folder: pathlib.Path  # private, for archives, converted programs and temporary files
     engine: str | None = None  # of `nanotf.inference`
     host: str = "127.0.0.1"
     port: int = 8080  # 0 for any that is free
@@ -95,7 +96,8 @@ class Server:
             options.most_bytes,
         )
         on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
-        self._fleet = Fleet(options.plan, work, on_free, on_lost, options.load_timeout)
+        on_kept = Leftovers(options.folder, options.added).keep
+        self._fleet = Fleet(options.plan, work, on_free, on_lost, on_kept, options.load_timeout)
         self._wanted = WantedModels(options.repository, options.added, self._fleet.want)
         self._desk = Desk(
             options.interfaces,

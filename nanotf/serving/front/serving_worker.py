@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import pickle
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -99,17 +100,21 @@ class ServingWorker:
     def _live(self) -> str:
         """Starts the process, and waits for its end; returns what there is to say about it."""
         plan = topology.Plan((dataclasses.replace(self.placement, rank=0),))
-        with silent(True):  # the server itself says what starts
-            pool = ItemPool(plan, CALLS)
-        try:
-            self._pool = pool
-            body = pickle.dumps((worker_entry.serve, (self.options,)))
-            theirs = self._theirs.fileno()
-            pool.send_to(0, messages.Order(pool.next_order(), body, descriptors=(theirs,)))
-            self._theirs.close()
-            return self._said(pool)
-        finally:
-            pool.kill()
+        folder = tempfile.TemporaryDirectory(
+            prefix="worker-", dir=self.options.folder, ignore_cleanup_errors=True
+        )
+        with folder as temporary:
+            with silent(True):  # the server itself says what starts
+                pool = ItemPool(plan, CALLS)
+            try:
+                self._pool = pool
+                body = pickle.dumps((worker_entry.serve, (self.options, temporary)))
+                theirs = self._theirs.fileno()
+                pool.send_to(0, messages.Order(pool.next_order(), body, descriptors=(theirs,)))
+                self._theirs.close()
+                return self._said(pool)
+            finally:
+                pool.kill()
 
     def _said(self, pool: ItemPool) -> str:
         while not self._ending.is_set():

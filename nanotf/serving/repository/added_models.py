@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
 
 from nanotf.serving.repository.model_layouts import sources_of
 from nanotf.serving.repository.model_sources import Source
@@ -22,6 +24,8 @@ class AddedModels:
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = folder
         self._sources: dict[str, Source] = {}
+        self._unpacked: dict[str, pathlib.Path] = {}  # by model, what is deleted with it
+        self._removed: list[pathlib.Path] = []  # folders of models that workers may still use
 
     def sources(self) -> Sequence[Source]:
         """Returns the models of now."""
@@ -33,9 +37,25 @@ class AddedModels:
         Raises:
             InvalidArgumentError: The folder holds no model; see `sources_of`.
         """
-        (source,) = sources_of(folder, model, folder=self.path, unpacked=folder.is_dir())
-        self._sources[model] = source
+        own = pathlib.Path(tempfile.mkdtemp(prefix="added-", dir=self.path)).resolve()
+        try:
+            (source,) = sources_of(folder, model, folder=own, unpacked=folder.is_dir())
+        except BaseException:
+            shutil.rmtree(own, ignore_errors=True)
+            raise
+        self._sources[model], self._unpacked[model] = source, own
 
     def remove(self, model: str) -> bool:
         """Removes a model; returns False if there is none of this name."""
-        return self._sources.pop(model, None) is not None
+        if model not in self._sources:
+            return False
+        del self._sources[model]
+        self._removed.append(self._unpacked.pop(model))
+        return True
+
+    def unused(self, paths: Collection[pathlib.Path]) -> list[pathlib.Path]:
+        """Returns the folders of removed models that hold none of some paths, once each."""
+        used = [path for path in self._removed if any(p.is_relative_to(path) for p in paths)]
+        found = [path for path in self._removed if path not in used]
+        self._removed = used
+        return found

@@ -73,8 +73,9 @@ def run(script, monkeypatch):
 
     async def begin():
         Worker.made = []
-        free, lost = [], []
-        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append, LIMIT)
+        free, lost, kept = [], [], []
+        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append, kept.append, LIMIT)
+        fleet.kept = kept
         await script(fleet, Worker.made, free, lost)
 
     monkeypatch.setattr(fleets, "ServingWorker", Worker)
@@ -177,6 +178,26 @@ def test_a_version_that_kills_its_workers_is_given_up(monkeypatch):
         assert len(made) == 5
         assert fleet.workers == made[:2]
         assert fleet.states("m")[0] == (2, "END", "It was killed.")
+
+    run(script, monkeypatch)
+
+
+def test_versions_are_kept_until_their_last_worker_has_ended(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        made[1].batch = ["a request"]
+        fleet.want([version(2)])
+        made[2].load()
+        await soon()
+        made[3].load()
+        await soon()
+        assert made[1].is_leaving and not made[1].is_gone
+        assert fleet.kept[-1] == {version(1), version(2)}
+        made[1].batch = []
+        made[1].die()
+        assert fleet.kept[-1] == {version(2)}
 
     run(script, monkeypatch)
 
