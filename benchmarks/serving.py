@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -37,8 +38,7 @@ from benchmarks.servers import BenchmarkedServer, Block, Files, ServerError
 from nanotf.errors import NanoError
 
 OVERLOAD_CONNECTIONS = 512
-LATENCIES = 20  # `--max-latency` under overload, in times of a batch
-LEAST_LATENCY = 0.05  # s
+LEAST_BATCHES = 4  # `--max-latency` under overload, in times of a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +171,12 @@ class Comparison:
         if wrk is not None:
             seconds = max(1, round(plan.seconds))
             row["front, wrk"] = server.front_by_wrk(wrk, plan.connections, seconds)
-        batch = row["70 %"]["batch"]
-        limit = round(1e3 * max(LEAST_LATENCY, LATENCIES * batch))
         # More clients make larger batches.
         capacity = server.run(OVERLOAD_CONNECTIONS, plan.seconds).rate
+        # Each client waits for its answer before it asks again: if the server may let all of them
+        # wait at once, it has nothing to refuse.
+        all_clients = OVERLOAD_CONNECTIONS / capacity
+        limit = math.ceil(1e3 * max(all_clients / 4, LEAST_BATCHES * row["70 %"]["batch"]))
         limited = self._started(name, "--max-latency", str(limit))
         try:
             limited.run(plan.connections, plan.seconds)  # it learns how long a batch takes

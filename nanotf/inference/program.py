@@ -100,7 +100,11 @@ class Program:
         Raises:
             InvalidArgumentError, InvalidArgumentTypeError: The inputs do not fit the signature.
         """
-        return self._runner.run(self._signature(signature).checked(inputs), signature)
+        return self.run_checked(self._signature(signature).checked(inputs), signature)
+
+    def run_checked(self, inputs: Arrays, signature: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Computes the outputs for inputs that `Signature.checked` has returned."""
+        return self._runner.run(inputs, signature)
 
     def predict(
         self,

@@ -6,6 +6,7 @@ A server checks requests against them. So nothing here imports TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,16 +50,22 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     method: str = PREDICT  # or `CLASSIFY`, `REGRESS`
 
-    @property
+    @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs, in order."""
         return tuple(spec.name for spec in self.inputs)
 
-    @property
+    @functools.cached_property
     def has_rows(self) -> bool:
         """True if all inputs and outputs have rows, of any number, along their first axis."""
         shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
         return all(shape is not None and shape[:1] == (None,) for shape in shapes)
+
+    @functools.cached_property
+    def may_have_rows(self) -> bool:
+        """True if all inputs and outputs have rows, or may have: those of any rank."""
+        shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
+        return all(shape is None or shape[:1] == (None,) for shape in shapes)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Returns the inputs as arrays of the signature's types, in its order.
@@ -73,12 +80,16 @@ class Signature:
             InvalidArgumentError: A name is missing or unknown, or a shape does not fit.
             InvalidArgumentTypeError: A value has another type.
         """
-        if set(inputs) != set(self.input_names):
+        if inputs.keys() != self._names:
             raise InvalidArgumentError(
                 f"The inputs must be {', '.join(self.input_names)}. Received: "
                 f"{', '.join(map(str, inputs)) or 'none'}. Pass each of them by name."
             )
         return {spec.name: _checked(spec, inputs[spec.name]) for spec in self.inputs}
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.input_names)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` reads."""
@@ -126,12 +137,12 @@ def _checked(spec: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _converted(spec: TensorSpec, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if str(array.dtype) == spec.dtype:
-        return array
     try:
         wanted = np.dtype(spec.dtype)
     except TypeError:  # bfloat16: NumPy knows it once TensorFlow is imported
         raise _wrong_type(spec, array) from None
+    if array.dtype == wanted:
+        return array
     # Lists of whole numbers become int64, and those of floats float64, whatever was meant.
     kinds = {"f": "fiub", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
     if array.dtype.kind not in kinds.get(wanted.kind, ""):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.inference.signature import Signature, TensorSpec
+from nanotf.inference.signature import Signature
 
 
 def common_rows(signature: Signature, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int | None:
@@ -18,13 +18,10 @@ def common_rows(signature: Signature, inputs: Mapping[str, np.ndarray[Any, Any]]
         the signature has an input or an output whose first axis is not one of any number of rows:
         a program may add up over the rows, and then no request may be computed with another.
     """
-    if not all(_has_rows(spec) for spec in (*signature.inputs, *signature.outputs)):
+    if not signature.may_have_rows:
         return None
-    if not inputs or not all(array.ndim for array in inputs.values()):
+    lengths = {array.shape[:1] for array in inputs.values()}
+    if len(lengths) != 1:
         return None
-    lengths = {len(array) for array in inputs.values()}
-    return (lengths.pop() or None) if len(lengths) == 1 else None
-
-
-def _has_rows(spec: TensorSpec) -> bool:
-    return spec.shape is None or (len(spec.shape) > 0 and spec.shape[0] is None)
+    length = lengths.pop()
+    return (length[0] or None) if length else None

@@ -100,6 +100,9 @@ class ServedModel(Protocol):
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Computes the outputs, by name.
 
+        Args:
+            inputs: as `Signature.checked` returns them.
+
         An interface may call it from another thread while the worker waits for `answer`.
         """
 

@@ -48,16 +48,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def has_booleans(body: bytes) -> bool:
-    """Returns False if no value in a JSON text can be true or false.
-
-    NumPy makes numbers of a list that mixes numbers and booleans. To look at each value of an image
-    takes longer than to look for the words.
-    """
-    # A letter is found 50 times as fast as a word, and mostly missing.
-    return (b"u" in body and b"true" in body) or (b"l" in body and b"false" in body)
-
-
 def shown(value: Any) -> str:
     """Returns a value as JSON for the text of an error, shortened."""
     text = ""

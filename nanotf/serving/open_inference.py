@@ -93,7 +93,7 @@ class OpenInference(Interface):
         from nanotf.serving import open_tensors
 
         content = json_text.parse_object(request.body)
-        return open_tensors.decode(content, model, json_text.has_booleans(request.body))
+        return open_tensors.decode(content, model)
 
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel

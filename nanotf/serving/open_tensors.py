@@ -51,13 +51,12 @@ def metadata(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True) -> Decoded:
+def decode(content: Mapping[str, Any], model: ServedModel) -> Decoded:
     """Reads the object that is a request's body.
 
     Args:
         content: of the body.
         model: that is asked.
-        booleans: False if no value in it is true or false, see `has_booleans`.
 
     Raises:
         Refusal: It cannot be used. Status 400, or 501 for a type that JSON cannot express.
@@ -66,9 +65,7 @@ def decode(content: Mapping[str, Any], model: ServedModel, booleans: bool = True
     signature = signature_of(model)
     sent = _objects(content, "inputs")
     specs = specs_of(signature, [each["name"] for each in sent])
-    arrays = {
-        spec.name: _array(each, spec, booleans) for each, spec in zip(sent, specs, strict=True)
-    }
+    arrays = {spec.name: _array(each, spec) for each, spec in zip(sent, specs, strict=True)}
     inputs = signature.checked(arrays)
     wanted = wanted_outputs(signature, [each["name"] for each in _objects(content, "outputs")])
     form = InferenceForm(_identifier(content), wanted)
@@ -190,14 +187,14 @@ def _identifier(content: Mapping[str, Any]) -> str | None:
     return identifier
 
 
-def _array(sent: Mapping[str, Any], spec: TensorSpec, booleans: bool) -> np.ndarray[Any, Any]:
+def _array(sent: Mapping[str, Any], spec: TensorSpec) -> np.ndarray[Any, Any]:
     shape = _shape(sent)
     check_datatype(spec, sent.get("datatype"))
     if not isinstance(sent.get("data"), list):
         raise Refusal(
             400, f'{spec.name} must have "data", a list. Received: {shown(sent.get("data"))}'
         )
-    array = json_tensors.tensor(sent["data"], spec.dtype, booleans)
+    array = json_tensors.tensor(sent["data"], spec.dtype)
     # An empty list cannot tell the lengths of the axes after it.
     flat = array.ndim == 1 or not array.size
     if array.size != math.prod(shape) or not (flat or array.shape == shape):

@@ -46,15 +46,12 @@ def signature_name(request: Mapping[str, Any]) -> str:
     return name or DEFAULT
 
 
-def decode(
-    request: Mapping[str, Any], signatures: Mapping[str, Signature], booleans: bool = True
-) -> Decoded:
+def decode(request: Mapping[str, Any], signatures: Mapping[str, Signature]) -> Decoded:
     """Reads the object that is a request's body.
 
     Args:
         request: of the body.
         signatures: of the model.
-        booleans: False if no value in it is true or false, see `has_booleans`.
 
     Returns:
         The content; `encode` makes its answer.
@@ -72,9 +69,9 @@ def decode(
     key = _key(request)
     _check_types(signature)
     if key == _ROWS:
-        arrays = _by_rows(request[key], signature.inputs, booleans)
+        arrays = _by_rows(request[key], signature.inputs)
     else:
-        arrays = _by_columns(request[key], signature.inputs, booleans)
+        arrays = _by_columns(request[key], signature.inputs)
     inputs = signature.checked(arrays)
     return Decoded(name, inputs, common_rows(signature, inputs), key)
 
@@ -136,7 +133,7 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, dict) and not json_tensors.is_bytes_object(value)
 
 
-def _by_rows(rows: list[Any], specs: tuple[TensorSpec, ...], booleans: bool) -> dict[str, Any]:
+def _by_rows(rows: list[Any], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     if not isinstance(rows[0], dict) and len(specs) > 1:
         raise Refusal(
             400,
@@ -151,11 +148,11 @@ def _by_rows(rows: list[Any], specs: tuple[TensorSpec, ...], booleans: bool) -> 
                 )
         # A single object of bytes, where several inputs are wanted, is an object without them.
         if len(specs) == 1:
-            return {specs[0].name: json_tensors.rows(rows, specs[0].dtype, booleans)}
+            return {specs[0].name: json_tensors.rows(rows, specs[0].dtype)}
     _check_names(rows, {spec.name for spec in specs})
     return {
         spec.name: json_tensors.rows(
-            [row[spec.name] for row in rows], spec.dtype, booleans, f" key: {spec.name}"
+            [row[spec.name] for row in rows], spec.dtype, f" key: {spec.name}"
         )
         for spec in specs
     }
@@ -173,7 +170,7 @@ def _check_names(rows: list[Any], names: set[str]) -> None:
             )
 
 
-def _by_columns(value: Any, specs: tuple[TensorSpec, ...], booleans: bool) -> dict[str, Any]:
+def _by_columns(value: Any, specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     if not _is_named(value):
         if len(specs) > 1:
             raise Refusal(
@@ -181,13 +178,11 @@ def _by_columns(value: Any, specs: tuple[TensorSpec, ...], booleans: bool) -> di
                 "inputs is a plain value/list, but expecting an object as multiple input tensors "
                 "required as per tensorinfo_map",
             )
-        return {specs[0].name: json_tensors.tensor(value, specs[0].dtype, booleans)}
+        return {specs[0].name: json_tensors.tensor(value, specs[0].dtype)}
     for spec in specs:
         if spec.name not in value:
             raise Refusal(400, f"Missing named input: {spec.name} in 'inputs' object.")
-    return {
-        spec.name: json_tensors.tensor(value[spec.name], spec.dtype, booleans) for spec in specs
-    }
+    return {spec.name: json_tensors.tensor(value[spec.name], spec.dtype) for spec in specs}
 
 
 # ---------------------------------------------------------------------------------------- answers

@@ -11,11 +11,13 @@ no white space.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import urllib.parse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from nanotf.serving import json_text
 from nanotf.serving.interface import (
@@ -93,24 +95,28 @@ class TensorflowRest(Interface):
 
     def decode(self, request: Request, model: ServedModel) -> Decoded:
         """See `Interface.decode`."""
-        # Here and below: the front imports this module, and does without NumPy.
-        from nanotf.serving import tensorflow_examples, tensorflow_predict
-
+        examples, predict = _bodies()
         content = json_text.parse_object(request.body)
-        if request.verb in tensorflow_examples.VERBS:
-            return tensorflow_examples.decode(content, model.signatures, request.verb)
-        booleans = json_text.has_booleans(request.body)
-        return tensorflow_predict.decode(content, model.signatures, booleans)
+        if request.verb in examples.VERBS:
+            return cast(Decoded, examples.decode(content, model.signatures, request.verb))
+        return cast(Decoded, predict.decode(content, model.signatures))
 
     def encode(
         self, decoded: Decoded, outputs: Mapping[str, np.ndarray[Any, Any]], model: ServedModel
     ) -> Response:
         """See `Interface.encode`."""
-        from nanotf.serving import tensorflow_examples, tensorflow_predict
+        examples, predict = _bodies()
+        if isinstance(decoded.form, examples.Examples):
+            return cast(Response, examples.encode(decoded.form, outputs))
+        return cast(Response, predict.encode(decoded, outputs))
 
-        if isinstance(decoded.form, tensorflow_examples.Examples):
-            return tensorflow_examples.encode(decoded.form, outputs)
-        return tensorflow_predict.encode(decoded, outputs)
+
+@functools.cache
+def _bodies() -> tuple[ModuleType, ModuleType]:
+    """Imports the modules that need NumPy: the front imports this one, and does without."""
+    from nanotf.serving import tensorflow_examples, tensorflow_predict
+
+    return tensorflow_examples, tensorflow_predict
 
 
 def _preflight(headers: Mapping[str, str]) -> Response:

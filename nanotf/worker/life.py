@@ -13,6 +13,7 @@ import traceback
 from typing import Any
 
 from nanotf import tracebacks
+from nanotf.machine import time_slices
 from nanotf.pool.transports import CALLS, NO_TRANSPORT, READS
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -102,7 +103,7 @@ def run(
     process.write_log()
     process.write_stacks()
     warnings = process.pin(cores)
-    process.finish_slices()
+    time_slices.finish_slices()
     process.bind_memory(numa_node)
     channel = Channel(socket.socket(fileno=fd))
     try:

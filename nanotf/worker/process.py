@@ -37,20 +37,6 @@ def pin(cores: tuple[int, ...]) -> list[str]:
     return []
 
 
-def finish_slices() -> None:
-    """Lets a thread of this process keep its core when another one of them wakes.
-
-    TensorFlow gives each operation that becomes ready to a pool of threads. On a worker's one core
-    a second thread would preempt the first, only to take operations from it: a step of an LSTM
-    took 1.2 times as long. Threads that start later inherit the policy. See sched(7).
-    """
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError):  # a sandbox may forbid it; steps then take longer
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user has chosen another policy
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def _prctl(option: int, value: Any) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -32,7 +32,7 @@ bool IsAlive(uint32_t pid);
 
 // Lets this thread preempt others when it wakes, as threads of the policy SCHED_BATCH do not. The
 // other ranks wait for a thread that wakes in a collective. See `finish_slices` in
-// worker/process.py.
+// machine/time_slices.py.
 class Preempting {
  public:
   Preempting();

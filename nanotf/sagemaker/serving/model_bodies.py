@@ -26,7 +26,7 @@ from nanotf.sagemaker.serving import csv_bodies, media_types, numpy_bodies
 from nanotf.serving import tensorflow_examples, tensorflow_predict
 from nanotf.serving.common_rows import common_rows
 from nanotf.serving.interface import JSON, Decoded, Refusal, Request, Response, ServedModel
-from nanotf.serving.json_text import has_booleans, parse
+from nanotf.serving.json_text import parse
 
 Array = np.ndarray[Any, Any]
 
@@ -118,7 +118,7 @@ def _decode_json(request: Request, model: ServedModel) -> Decoded:
     content = json_request(request.body)
     if request.verb in tensorflow_examples.VERBS:
         return tensorflow_examples.decode(content, model.signatures, request.verb)
-    return tensorflow_predict.decode(content, model.signatures, has_booleans(request.body))
+    return tensorflow_predict.decode(content, model.signatures)
 
 
 def _arrays(

@@ -28,8 +28,9 @@ def groups(
     found: dict[Any, list[tuple[int, Decoded]]] = {}
     for place, decoded in requests:
         alone = not decoded.rows or not are_apart(decoded.signature)
-        kinds = tuple((a.dtype.str, a.shape[1:]) for a in decoded.inputs.values())
-        key = place if alone else (decoded.signature, kinds)
+        key: Any = place
+        if not alone:
+            key = decoded.signature, *[(a.dtype, a.shape[1:]) for a in decoded.inputs.values()]
         found.setdefault(key, []).append((place, decoded))
     yield from found.values()
 

@@ -91,7 +91,7 @@ class LoadedModel:
     def run(self, inputs: Arrays, signature: str) -> dict[str, np.ndarray[Any, Any]]:
         """Computes the outputs, by name."""
         assert self._program is not None, "a request for a model without signatures has no rows"
-        return self._program.run(dict(inputs), signature)
+        return self._program.run_checked(inputs, signature)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import uvloop
 
 from nanotf.console import logger, say
 from nanotf.errors import InvalidArgumentError, NanoError
-from nanotf.machine import topology
+from nanotf.machine import time_slices, topology
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.desk import Desk
 from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
@@ -294,7 +294,7 @@ def serve(options: ServerOptions) -> int:
         return await Server(options).run()
 
     _allow_connections()
-
+    time_slices.run_soon()
     with contextlib.suppress(KeyboardInterrupt):
         return uvloop.run(run())
     return 128 + signal.SIGINT

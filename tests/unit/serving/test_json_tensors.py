@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,11 @@ def test_arrays_return_as_they_were(dtype: str) -> None:
         array = np.asarray(_random(dtype, shape, drawn))
         text, finite = json_tensors.tensor_text(array)
         assert finite == (dtype[0] != "f" or bool(np.isfinite(array).all()))
-        for booleans in (json_text.has_booleans(text), True):
-            found = json_tensors.tensor(json_text.parse(text), dtype, booleans)
-            assert found.dtype == array.dtype and np.array_equal(
-                found, array, equal_nan=dtype[0] == "f"
-            )
-            # An empty list does not tell the lengths of the axes after it.
-            assert found.shape == array.shape or not array.size
+        found = json_tensors.tensor(json_text.parse(text), dtype)
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array, equal_nan=dtype[0] == "f")
+        # An empty list does not tell the lengths of the axes after it.
+        assert found.shape == array.shape or not array.size
         if len(shape) > 1:
             rows = json_tensors.rows(json_text.parse(text), dtype)
             assert np.array_equal(rows, array, equal_nan=dtype[0] == "f")
@@ -81,7 +80,7 @@ def _value(drawn: random.Random, depth: int) -> Any:
         first = _value(drawn, depth - 1)
         alike = drawn.random() < 0.7
         return [first if alike else _value(drawn, depth - 1) for _ in range(count)]
-    leaves = [1, 1.5, 0, -3, 2**40, 2**63, -(2**63), None, "1", {}, {"b64": "YQ=="}]
+    leaves = [1, 1.5, 0, -3, 2**40, 2**63, -(2**63), None, True, "1", {}, {"b64": "YQ=="}]
     return drawn.choice(leaves[: drawn.choice([2, 4, len(leaves)])])
 
 
@@ -93,32 +92,35 @@ def _read(function: Any, *arguments: Any) -> Any:
     return array.dtype, array.shape, array.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "uint64"])
-def test_numpy_reads_as_the_slow_way_does(dtype: str) -> None:
-    """With `booleans`, each value is looked at. The drawn ones hold no boolean."""
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "uint64", "bool"])
+def test_values_at_once_are_those_one_by_one(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = random.Random(1)
-    outcomes = set()
-    for _ in range(3000):
-        value = _value(drawn, 4)
-        found = _read(json_tensors.tensor, value, dtype, False)
-        assert found == _read(json_tensors.tensor, value, dtype, True), value
-        outcomes.add(len(found))
-        if isinstance(value, list) and value:
-            quick = _read(json_tensors.rows, value, dtype, False)
-            slow = _read(json_tensors.rows, value, dtype, True)
-            assert quick == slow, value
-    assert outcomes == {2, 3}
+    values = [_value(drawn, 4) for _ in range(3000)]
+    lists = [value for value in values if isinstance(value, list) and value]
+
+    def read() -> list[Any]:
+        found = [_read(json_tensors.tensor, value, dtype) for value in values]
+        return found + [_read(json_tensors.rows, value, dtype) for value in lists]
+
+    at_once = read()
+    monkeypatch.setattr(json_tensors, "_at_once", lambda *_: None)
+    assert at_once == read()
+    assert {len(outcome) for outcome in at_once} == {2, 3}
 
 
-def test_booleans_are_seen() -> None:
-    for text, found in (
-        (b"[1, true]", True),
-        (b"[false]", True),
-        (b'{"signature_name": null, "u": 1}', False),
-        (b'["truely"]', True),
-        (b"[1.5]", False),
-    ):
-        assert json_text.has_booleans(text) == found
+def test_a_long_text_beside_numbers_costs_its_own_length() -> None:
+    """An array of NumPy's strings would have the longest one's length for each value."""
+    values = [*range(10_000), "x" * 1_000_000]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal, match="is not of expected type: float"):
+            json_tensors.tensor(values, "float32")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_booleans_are_no_numbers() -> None:
     with pytest.raises(Refusal, match="Type: True"):
         json_tensors.tensor([1, True], "float32")
     assert json_tensors.tensor([True, False], "bool").tolist() == [True, False]

@@ -13,6 +13,7 @@ from waiting import wait_until
 
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.spec import create_group
+from nanotf.machine import time_slices
 from nanotf.worker import process
 
 
@@ -104,7 +105,7 @@ def test_only_a_thread_that_waits_for_another_rank_preempts_when_it_wakes() -> N
     policies = []
 
     def wait() -> None:
-        process.finish_slices()
+        time_slices.finish_slices()
         policies.append(os.sched_getscheduler(0))
         first.barrier(0)
         policies.append(os.sched_getscheduler(0))
