@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.inference import program
-from nanotf.inference.signature import STRING, Signature, TensorSpec
+from nanotf.inference.signature import Signature
 from nanotf.serving.computing.batches import Arrays
 from nanotf.serving.repository.model_sources import ModelVersion
 from nanotf.serving.worker_messages import WorkerOptions
@@ -18,7 +17,6 @@ from nanotf.wire import files
 
 # In `ModelVersion.place_in`: what the first worker makes, and others read.
 _LOCK, _PROGRAM, _TOGETHER = "lock", "program", "together.json"
-_LENGTH = 1  # of axes of any length but the first, in rows that are made up
 
 
 class LoadedModel:
@@ -92,44 +90,3 @@ class LoadedModel:
         """Computes the outputs, by name."""
         assert self._program is not None, "a request for a model without signatures has no rows"
         return self._program.run_checked(inputs, signature)
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmUp:
-    """The first calls of a model, so that no client waits for what they prepare.
-
-    Args:
-        most_rows: that a model computes at once.
-    """
-
-    most_rows: int
-
-    def sizes(self) -> list[int]:
-        """Returns the numbers of rows to compute: 1, 2, 4, ... and the most."""
-        found = [1]
-        while found[-1] * 2 < self.most_rows:
-            found.append(found[-1] * 2)
-        return found if found[-1] == self.most_rows else [*found, self.most_rows]
-
-    def run(self, model: LoadedModel) -> None:
-        """Computes made-up rows with each signature.
-
-        Raises:
-            Exception: What the model raises: it may not take zeros, or empty texts.
-        """
-        for name, signature in model.signatures.items():
-            sizes = self.sizes() if model.has_rows_apart(name) else [1]
-            for rows in sizes:
-                model.run({spec.name: made_up(spec, rows) for spec in signature.inputs}, name)
-
-
-def made_up(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
-    """Returns rows of zeros, or of empty texts, that an input accepts."""
-    known = (None,) if spec.shape is None else spec.shape
-    shape = tuple(
-        (rows if place == 0 else _LENGTH) if length is None else length
-        for place, length in enumerate(known)
-    )
-    if spec.dtype == STRING:
-        return np.full(shape, b"", dtype=object)
-    return np.zeros(shape, dtype=spec.dtype)

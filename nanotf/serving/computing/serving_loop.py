@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from nanotf.console import logger
 from nanotf.serving.computing.answering import Answering
-from nanotf.serving.computing.loaded_model import LoadedModel, WarmUp
+from nanotf.serving.computing.loaded_model import LoadedModel
+from nanotf.serving.computing.warm_up import warm_up
 from nanotf.serving.interface import Interface
 from nanotf.serving.link import Link, LinkClosed
 from nanotf.serving.worker_messages import Loaded, WorkerOptions, answer_with, next_question
@@ -48,7 +49,7 @@ def serve(options: WorkerOptions, sock: socket.socket) -> None:
     interfaces = {each.name: each for each in options.interfaces}
     answering = Answering(interfaces, options.most_rows, options.most_bytes, status_of)
     models = [LoadedModel(each, options) for each in options.versions]
-    is_open = _is_open_after(lambda: _load(link, models, interfaces, options.most_rows))
+    is_open = _is_open_after(lambda: _load(link, models, interfaces, options))
     while is_open:
         is_open = _is_open_after(lambda: _answer_next(link, models, answering))
 
@@ -63,21 +64,26 @@ def _is_open_after(step: Callable[[], None]) -> bool:
 
 
 def _load(
-    link: Link, models: Sequence[LoadedModel], interfaces: Mapping[str, Interface], most_rows: int
+    link: Link,
+    models: Sequence[LoadedModel],
+    interfaces: Mapping[str, Interface],
+    options: WorkerOptions,
 ) -> None:
     loaded = []
     for place, model in enumerate(models):
         link.send(place)  # the front blames this version if nothing follows
-        loaded.append(_loaded(model, interfaces, most_rows))
+        loaded.append(_loaded(model, interfaces, options))
     link.send(loaded)
 
 
-def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: int) -> Loaded:
+def _loaded(
+    model: LoadedModel, interfaces: Mapping[str, Interface], options: WorkerOptions
+) -> Loaded:
     try:
         own = [each.name for each in interfaces.values() if each.begin(model)]
         if not own:
             model.load()
-            _warm_up(model, most_rows)
+            warm_up(model, options.most_rows, options.most_bytes)
         described = {name: each.describe(model) for name, each in interfaces.items()}
     except Exception as error:
         logger.warning(
@@ -88,13 +94,6 @@ def _loaded(model: LoadedModel, interfaces: Mapping[str, Interface], most_rows: 
         )
         return Loaded(error=f"{type(error).__name__}: {error}"[:_TEXT])
     return Loaded("", described, dict(model.kept_together))
-
-
-def _warm_up(model: LoadedModel, most_rows: int) -> None:
-    try:
-        WarmUp(most_rows).run(model)
-    except Exception as error:  # a model may refuse zeros; clients have others
-        logger.info("%s does not take rows of zeros: %s", model.name, error)
 
 
 def _answer_next(link: Link, models: Sequence[LoadedModel], answering: Answering) -> None:
