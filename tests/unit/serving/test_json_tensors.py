@@ -192,3 +192,17 @@ def test_what_is_imported() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines() == ["front []", "worker ['numpy']"], done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_a_long_text_among_numbers_takes_no_memory(dtype: str) -> None:
+    """NumPy would give each value of the list the room of the longest one."""
+    values = [True if dtype == "bool" else 1] * 2000 + ["9" * 20_000]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal, match="Type: String is not of expected type"):
+            json_tensors.rows(values, dtype)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 << 20, peak  # 160 MiB
