@@ -1,7 +1,7 @@
 """The first calls of a model, so that no client waits for what they prepare.
 
 First made-up rows, in the numbers that batches will have; then the requests that came with the
-model, as TensorFlow Serving replays them: a file of records, each a `PredictionLog` with a request
+model, as TensorFlow Serving replays them: a file of records, each a PredictionLog with a request
 of `PredictionService`. Source: `apis/prediction_log.proto` and
 `servables/tensorflow/saved_model_warmup.cc` of tensorflow/serving.
 """
@@ -82,7 +82,7 @@ def made_up(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
 
 
 def replay(record: bytes, model: LoadedModel, most_bytes: int) -> None:
-    """Computes the request of a `PredictionLog`. Its answer, if there is one, is not read.
+    """Computes the request of a PredictionLog. Its answer, if there is one, is not read.
 
     Raises:
         Refusal, NanoError: It cannot be used.

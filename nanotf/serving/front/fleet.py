@@ -249,7 +249,8 @@ class Fleet:
 
     def _leave_out(self, version: ModelVersion, said: str) -> None:
         del self._deaths[version]
-        self._deadly.add(version)
+        if len(self._loadable) > 1:  # alone it keeps nothing from being served
+            self._deadly.add(version)
         self._note_failed({version: said})
 
     def check_time(self) -> None:

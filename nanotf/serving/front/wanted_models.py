@@ -14,7 +14,7 @@ SETTLING = 0.2  # seconds between two looks that tell whole files from those tha
 
 
 class WantedModels:
-    """What the last look at the disk has found.
+    """The models and labels that the last look at the disk has found.
 
     Args:
         repository: looks.

@@ -248,6 +248,27 @@ def test_a_version_that_is_served_and_kills_new_workers_stays_where_it_is(monkey
     run(script, monkeypatch)
 
 
+def test_the_only_version_is_tried_again_soon(monkeypatch):
+    """Somebody else may have killed its workers."""
+
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load()
+        made[1].load()
+        for worker in made[:2]:
+            worker.die()
+        for place in (2, 3, 4):
+            made[place].begin(1)
+            made[place].die()
+            await soon()
+        assert fleet.states("m") == [(1, "END", "It was killed.")]
+        assert made[5].numbers == [("m", 1)] and fleet.is_promised(("m", 1))
+        made[5].load()
+        assert fleet.states("m") == [(1, "AVAILABLE", "")]
+
+    run(script, monkeypatch)
+
+
 def test_a_load_that_hangs_is_ended_and_refused(monkeypatch):
     async def script(fleet, made, free, lost):
         fleet.want([version(1), version(7, "other")])

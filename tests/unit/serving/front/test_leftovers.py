@@ -1,4 +1,4 @@
-"""What a server has made of models goes with the last worker that uses it."""
+"""Deletes what a server has made of models, with the last worker that uses it."""
 
 import asyncio
 import pathlib
