@@ -12,7 +12,7 @@ import os
 import pathlib
 import secrets
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import nanotf
 from nanotf.machine import topology
@@ -31,7 +31,11 @@ _OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
 
 
 def begin(
-    job: JobFolder, request: JobRequest, python: str, feeders: Sequence[Sequence[str]]
+    job: JobFolder,
+    request: JobRequest,
+    python: str,
+    feeders: Sequence[Sequence[str]],
+    places: Mapping[str, Mapping[str, str]],
 ) -> Iterator[OwnedProcess]:
     """Starts a job's programs, feeders first, and yields each at once.
 
@@ -39,6 +43,7 @@ def begin(
         job: its trees are filled.
         python: the interpreter of the script.
         feeders: a module and its arguments, for each channel in Pipe mode.
+        places: as `container_base.provided` yields them.
     """
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
@@ -49,7 +54,7 @@ def begin(
         yield program
     parts = host_parts(request)
     # Once for all hosts: they must agree on the port and the secret.
-    gpus, shared = script_variables.count_gpus(), variables_of_hosts(hosts)
+    gpus, shared = script_variables.count_gpus(), variables_of_hosts(request)
     for host, part in zip(hosts, parts, strict=True):
         counts = Counts(part.cores, gpus)
         code = job.tree(host).code
@@ -58,7 +63,9 @@ def begin(
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
         program_environ = environ | request.environment
         with bound(part):
-            program = processes.begin(words, host, str(code), program_environ)
+            program = processes.begin(
+                words, host, str(code), program_environ, places=places.get(host)
+            )
         program.command = source.shown(words)
         yield program
 
@@ -93,14 +100,13 @@ def run_options(request: JobRequest) -> list[str] | None:
     return options if options or request.instances > 1 else None
 
 
-def variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
+def variables_of_hosts(request: JobRequest) -> dict[str, str]:
     """Returns the variables by which `nanotf run` on simulated hosts finds the others."""
-    if len(hosts) == 1:
+    if request.instances == 1:
         return {}
-    # All hosts use one port, so each needs an address of its own.
-    numbered = [(host, int(host.rpartition("-")[2])) for host in hosts]
+    pairs = (f"{host}={address}" for host, address in request.host_addresses.items())
     return {
-        "NANOTF_HOST_ADDRESSES": ",".join(f"{host}=127.0.0.{k}" for host, k in numbered),
+        "NANOTF_HOST_ADDRESSES": ",".join(pairs),
         "NANOTF_PORT": str(free_port()),
         "NANOTF_SECRET": secrets.token_hex(32),
     }

@@ -11,7 +11,13 @@ from nanotf.machine import topology
 from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.owner import Owner
-from nanotf.sagemaker.jobs import addresses, hyperparameters, record, script_variables
+from nanotf.sagemaker.jobs import (
+    addresses,
+    container_base,
+    hyperparameters,
+    record,
+    script_variables,
+)
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.wire import files
 
@@ -111,6 +117,7 @@ def _path(address: str) -> str:
 def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
     request.source.copy(job.code)
+    container_base.check(job, request)
     values = request.hyperparameters | {
         "sagemaker_program": request.source.entry,
         "sagemaker_submit_directory": str(job.code),

@@ -62,6 +62,12 @@ class JobRequest:
         """The names of the job's hosts: "algo-1", "algo-2", ... sorted as a container has them."""
         return sorted(f"algo-{number}" for number in range(1, self.instances + 1))
 
+    @property
+    def host_addresses(self) -> dict[str, str]:
+        """The address of each simulated host: all use the same ports."""
+        numbers = {host: int(host.rpartition("-")[2]) for host in self.host_names}
+        return {host: f"127.0.0.{number}" for host, number in numbers.items()}
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> JobRequest:
         """Reads what `asdict` has written."""

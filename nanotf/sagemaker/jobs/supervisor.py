@@ -34,6 +34,7 @@ from nanotf.sagemaker.jobs import (
     addresses,
     archives,
     commands,
+    container_base,
     data_channels,
     failure,
     metrics,
@@ -153,8 +154,13 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         self._become(phase="Training", started=now())
         guard = processes.Guard()
         try:
-            with processes.Output(self._write_line).woken_by_signals() as output:
-                for program in commands.begin(self._job, self._request, python, self._pipes):
+            with (
+                container_base.provided(self._job, self._request) as places,
+                processes.Output(self._write_line).woken_by_signals() as output,
+            ):
+                for program in commands.begin(
+                    self._job, self._request, python, self._pipes, places
+                ):
                     guard.add(program)
                     self._programs.append(program)
                     output.add(program)

@@ -53,8 +53,9 @@ def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_simulated_hosts_find_each_other() -> None:
     """`nanotf run` reads these variables."""
-    found = commands.variables_of_hosts(["algo-1", "algo-2"])
+    request = JobRequest("a", SourceCode("t.py"), instances=2)
+    found = commands.variables_of_hosts(request)
     assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
     assert int(found["NANOTF_PORT"]) > 0
     assert len(found["NANOTF_SECRET"]) == 64
-    assert commands.variables_of_hosts(["algo-1"]) == {}
+    assert commands.variables_of_hosts(dataclasses.replace(request, instances=1)) == {}
