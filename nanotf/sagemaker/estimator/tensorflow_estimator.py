@@ -258,8 +258,8 @@ class TensorFlow:
         if status != record.COMPLETED or job.model_data is None:
             lack = "" if status != record.COMPLETED else " and which has saved nothing"
             raise InvalidArgumentError(
-                "A model comes from a completed job that has saved one in SM_MODEL_DIR. Received: "
-                f"{job.name}, whose status is {status}{lack}."
+                "A model comes from a completed job that has saved one in SM_MODEL_DIR or "
+                f"`model_dir`. Received: {job.name}, whose status is {status}{lack}."
             )
         arguments.setdefault("name", self.base_job_name or self._stem())
         return TensorFlowModel(job.model_data, role, **arguments)
