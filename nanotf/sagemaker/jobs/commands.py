@@ -1,6 +1,6 @@
 """The commands and variables of a job's programs: the script on each host, and feeders.
 
-Sets for the script: the variables of `script_variables`; PYTHONPATH, which begins with the code;
+Sets for the script: the variables of `script_variables`; PYTHONPATH, from the code to the aliases;
 PYTHONUNBUFFERED; NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and
 NANOTF_SECRET. The user's own `environment` of the request wins.
 """
@@ -86,7 +86,7 @@ def variables(job: JobFolder, request: JobRequest, host: str, counts: Counts) ->
         for name in _OF_CONTAINERS:
             del found[name]
     return found | {
-        "PYTHONPATH": python_path(tree.code),
+        "PYTHONPATH": python_path(tree.code, job.aliases),
         "PYTHONUNBUFFERED": "1",
         "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
     }
@@ -112,10 +112,10 @@ def variables_of_hosts(request: JobRequest) -> dict[str, str]:
     }
 
 
-def python_path(code: pathlib.Path) -> str:
-    """Returns PYTHONPATH of a script: its code, yours, and nanotf if it is not installed."""
+def python_path(code: pathlib.Path, aliases: pathlib.Path) -> str:
+    """Returns PYTHONPATH of a script: its code, yours, nanotf if it is not installed, aliases."""
     paths = [str(code), os.environ.get("PYTHONPATH", "")]
     here = str(pathlib.Path(nanotf.__file__).resolve().parents[1])
     if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         paths.append(here)
-    return os.pathsep.join(filter(None, paths))
+    return os.pathsep.join([*filter(None, paths), str(aliases)])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
+from nanotf.sagemaker import script_aliases
 from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.owner import Owner
@@ -118,6 +119,7 @@ def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
     request.source.copy(job.code)
     container_base.check(job, request)
+    script_aliases.write(job.aliases)
     values = request.hyperparameters | {
         "sagemaker_program": request.source.entry,
         "sagemaker_submit_directory": str(job.code),

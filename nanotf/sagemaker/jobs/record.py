@@ -7,6 +7,7 @@
     logs/           <host>.log, what the script prints; <host>/rank-<n>.log, what its workers
                     print; supervisor.log
     code/           the copied code
+    aliases/        packages that stand for SageMaker's, for the script's PYTHONPATH
     hosts/<host>/   the tree of each host, as under /opt/ml
     shared/model/   the hyperparameter `model_dir` of a local estimator
     model.tar.gz, output.tar.gz
@@ -159,6 +160,11 @@ class JobFolder(DetachedFolder[JobRequest, JobState]):
     def code(self) -> pathlib.Path:
         """The copied code."""
         return self.path / "code"
+
+    @property
+    def aliases(self) -> pathlib.Path:
+        """Packages that stand for SageMaker's, see `script_aliases`."""
+        return self.path / "aliases"
 
     @property
     def shared_model(self) -> pathlib.Path:

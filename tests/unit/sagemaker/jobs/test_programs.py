@@ -47,8 +47,9 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
 
 def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = commands.python_path(pathlib.Path("/code")).split(os.pathsep)
-    assert found[:2] == ["/code", "/mine"]
+    found = commands.python_path(pathlib.Path("/code"), pathlib.Path("/aliases"))
+    assert found.split(os.pathsep)[:2] == ["/code", "/mine"]
+    assert found.split(os.pathsep)[-1] == "/aliases"
 
 
 def test_simulated_hosts_find_each_other() -> None:
