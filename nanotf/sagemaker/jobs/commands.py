@@ -61,7 +61,7 @@ def begin(
         environ = {**os.environ, **variables(job, request, host, counts), **shared}
         arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
-        program_environ = environ | request.environment
+        program_environ = script_variables.with_present_names(environ | request.environment)
         with bound(part):
             program = processes.begin(
                 words, host, str(code), program_environ, places=places.get(host)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanotf.sagemaker.detached import starting
-from nanotf.sagemaker.jobs import commands, launch
+from nanotf.sagemaker.jobs import commands, launch, script_variables
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -60,3 +60,12 @@ def test_simulated_hosts_find_each_other() -> None:
     assert int(found["NANOTF_PORT"]) > 0
     assert len(found["NANOTF_SECRET"]) == 64
     assert commands.variables_of_hosts(dataclasses.replace(request, instances=1)) == {}
+
+
+def test_a_variable_that_tensorflow_no_longer_reads() -> None:
+    def found(**environ: str) -> str | None:
+        return script_variables.with_present_names(environ).get("TF_ENABLE_ONEDNN_OPTS")
+
+    assert found(TF_DISABLE_MKL="1") == "0"
+    assert found(TF_DISABLE_MKL="1", TF_ENABLE_ONEDNN_OPTS="1") == "1"
+    assert found(TF_DISABLE_MKL="0") is found() is None
