@@ -38,18 +38,13 @@ def pack(folders: Iterable[pathlib.Path], archive: pathlib.Path) -> bool:
     return True
 
 
-def pack_model(job: JobFolder, request: JobRequest) -> bool:
-    """Packs what the scripts have saved in SM_MODEL_DIR, else in a `model_dir` inside the job.
-
-    Returns:
-        False if there is neither.
-    """
-    if pack([job.tree(host).model for host in request.host_names], job.model):
-        return True
+def model_folders(job: JobFolder, request: JobRequest) -> list[pathlib.Path]:
+    """Returns what is packed as the model: SM_MODEL_DIR of each host, else a `model_dir` inside."""
+    folders = [job.tree(host).model for host in request.host_names]
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
+        return folders
     folder = model_dir(job, request)
-    return (
-        isinstance(folder, pathlib.Path) and _is_inside(folder, job) and pack([folder], job.model)
-    )
+    return [folder] if isinstance(folder, pathlib.Path) and _is_inside(folder, job) else folders
 
 
 def model_dir(job: JobFolder, request: JobRequest) -> pathlib.Path | str | None:

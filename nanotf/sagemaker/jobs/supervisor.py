@@ -253,7 +253,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
 
     def _upload(self) -> None:
         trees = [self._job.tree(host) for host in self._request.host_names]
-        archives.pack_model(self._job, self._request)
+        archives.pack(archives.model_folders(self._job, self._request), self._job.model)
         archives.pack([tree.output_data for tree in trees], self._job.output)
         address = self._request.upload
         if address is not None:

@@ -36,7 +36,7 @@ def _write(folder: pathlib.Path, name: str) -> None:
 
 
 def _packed(job: JobFolder) -> list[str] | None:
-    if not archives.pack_model(job, job.read_request()):
+    if not archives.pack(archives.model_folders(job, job.read_request()), job.model):
         assert not job.model.exists()
         return None
     with tarfile.open(job.model) as tar:
