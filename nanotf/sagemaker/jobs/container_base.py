@@ -37,15 +37,20 @@ _REMEDY = (
 )
 
 
-def check(job: JobFolder, request: JobRequest) -> None:
-    """Refuses a job whose code names `/opt/ml`, if that cannot be the job's here.
+def prepare(job: JobFolder, request: JobRequest) -> None:
+    """Writes the names of a job's hosts, and refuses code that names `/opt/ml` in vain.
 
     Args:
         job: its code is there.
 
     Raises:
-        InvalidArgumentError: as above.
+        InvalidArgumentError: The code names `/opt/ml`, which cannot be the job's here.
     """
+    # Real hosts have names and addresses of their own, which `nanotf run` looks up in the script.
+    if request.hosts is None and pathlib.Path(_HOSTS).is_file():
+        lines = [f"{address}\t{name}" for name, address in request.host_addresses.items()]
+        known = pathlib.Path(_HOSTS).read_text(encoding="utf-8", errors="replace")
+        job.names_of_hosts.write_text("\n".join([*lines, known]), encoding="utf-8")
     named = _where_named(job, request)
     if named is None:
         return
@@ -62,9 +67,9 @@ def provided(job: JobFolder, request: JobRequest) -> Iterator[dict[str, dict[str
         For each host what `private_mounts.enter` gets; nothing if that is not possible here.
 
     Raises:
-        JobError: The code names `/opt/ml`, which cannot be the job's. `check` did not find that.
+        JobError: The code names `/opt/ml`, which cannot be the job's. `prepare` did not find that.
     """
-    places = {host: _places(job, request, host) for host in request.host_names}
+    places = {host: _places(job, host) for host in request.host_names}
     first = places[request.host_names[0]]
     refusal = _hidden(job, request) or private_mounts.try_out(first)
     if refusal is None:
@@ -80,17 +85,9 @@ def provided(job: JobFolder, request: JobRequest) -> Iterator[dict[str, dict[str
         yield {}
 
 
-def _places(job: JobFolder, request: JobRequest, host: str) -> dict[str, str]:
+def _places(job: JobFolder, host: str) -> dict[str, str]:
     places = {CONTAINER_BASE: str(job.tree(host).base)}
-    # Real hosts have names and addresses of their own, which `nanotf run` looks up in the script.
-    if request.hosts is None and pathlib.Path(_HOSTS).is_file():
-        names = job.path / "etc-hosts"
-        if not names.exists():
-            lines = [f"{address}\t{name}" for name, address in request.host_addresses.items()]
-            known = pathlib.Path(_HOSTS).read_text(encoding="utf-8", errors="replace")
-            names.write_text("\n".join([*lines, known]), encoding="utf-8")
-        places[_HOSTS] = str(names)
-    return places
+    return places | ({_HOSTS: str(job.names_of_hosts)} if job.names_of_hosts.is_file() else {})
 
 
 def _text(named: str, refusal: str, hurdle: str) -> str:

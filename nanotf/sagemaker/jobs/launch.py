@@ -118,7 +118,7 @@ def _path(address: str) -> str:
 def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
     request.source.copy(job.code)
-    container_base.check(job, request)
+    container_base.prepare(job, request)
     script_aliases.write(job.aliases)
     values = request.hyperparameters | {
         "sagemaker_program": request.source.entry,

@@ -7,6 +7,7 @@
     logs/           <host>.log, what the script prints; <host>/rank-<n>.log, what its workers
                     print; supervisor.log
     code/           the copied code
+    etc-hosts       /etc/hosts of the scripts
     aliases/        packages that stand for SageMaker's, for the script's PYTHONPATH
     hosts/<host>/   the tree of each host, as under /opt/ml
     shared/model/   the hyperparameter `model_dir` of a local estimator
@@ -165,6 +166,11 @@ class JobFolder(DetachedFolder[JobRequest, JobState]):
     def aliases(self) -> pathlib.Path:
         """Packages that stand for SageMaker's, see `script_aliases`."""
         return self.path / "aliases"
+
+    @property
+    def names_of_hosts(self) -> pathlib.Path:
+        """`/etc/hosts` of the scripts."""
+        return self.path / "etc-hosts"
 
     @property
     def shared_model(self) -> pathlib.Path:

@@ -123,5 +123,7 @@ def test_names_of_hosts(
     assert names.startswith("127.0.0.1\talgo-1\n127.0.0.2\talgo-2\n")
     assert names.endswith(pathlib.Path("/etc/hosts").read_text())
     # Real hosts have addresses of their own.
-    with container_base.provided(job, dataclasses.replace(request, hosts="h1,h2")) as places:
+    request = dataclasses.replace(request, name="b", instances=1, hosts="h1,h2")
+    job = launch.start(request, tmp_path / "jobs")
+    with container_base.provided(job, request) as places:
         assert "/etc/hosts" not in places["algo-1"]
