@@ -30,7 +30,8 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
-from nanotf.sagemaker.smp import alias, script_ranks
+from nanotf.sagemaker import script_aliases
+from nanotf.sagemaker.smp import script_ranks
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -101,7 +102,7 @@ class Script:
             from nanotf.keras.patching import patch_tensorflow
 
             patch_tensorflow(self.precision, self.sparse)
-        alias.install()
+        script_aliases.install()
         self._set_arguments()
         try:
             self._execute()
@@ -116,7 +117,7 @@ class Script:
 
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
-        alias.install()  # smp by its original name
+        script_aliases.install()
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(
             self.num_processes, late.refuse, tune=self.tune

@@ -169,8 +169,7 @@ def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
         logs: whether the terminal shows the job's log, which is not repeated then.
     """
     if state.status == record.COMPLETED:
-        model = follow.model_data(job)
-        say(f"job {job.name} completed" + (f"; model: {model}" if model else ""), sys.stderr)
+        say(f"job {job.name} completed{follow.told_of_model(job)}", sys.stderr)
         return 0
     if state.status == record.STOPPED:
         say(f"job {job.name} was stopped ({state.phase})", sys.stderr)

@@ -11,4 +11,5 @@ A wing beside the core: it builds on the core's packages, and none of them impor
 - `pipes/`: datasets of records from FIFOs, and the feeder that writes them.
 - `smp/`: steps in microbatches, models in partitions, ranks and their mailboxes.
 - `padding.py`: batches of one shape, for code that XLA compiles.
+- `script_aliases.py`: makes all this importable by the names of the packages that it replaces.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanotf.console import logger
+from nanotf.console import logger, warn_once
 from nanotf.errors import InvalidArgumentTypeError, UnavailableError, meant
 
 
@@ -46,24 +46,31 @@ class ArgumentNames:
                 )
         return {renamed.get(name, name): value for name, value in arguments.items()}
 
-    def check_unknown(self, names: Iterable[str], known: Iterable[str]) -> None:
-        """Rejects names that the callable does not take.
+    def check_unknown(self, unused: Mapping[str, Any], known: Iterable[str]) -> None:
+        """Rejects names that the callable does not take. Says once which have no effect.
 
         Args:
-            names: those of arguments that nothing has used.
+            unused: arguments that nothing has used.
             known: the names of its signature, which may have been meant.
 
         Raises:
             InvalidArgumentTypeError: A name is unknown.
         """
-        unknown = sorted(set(names) - {*self.without_effect, *self.unsupported})
+        unknown = sorted(set(unused) - {*self.without_effect, *self.unsupported})
         if not unknown:
+            self._tell_of(sorted(name for name in unused if unused[name] not in (None, False)))
             return
         rights = (meant(name, [*known, *self.without_effect, *self.old]) for name in unknown)
         hint = "".join(f" Did you mean `{right}`?" for right in rights if right)
         raise InvalidArgumentTypeError(
             f"{self.caller} takes the arguments of {self.of}. Received: {unknown}.{hint}"
         )
+
+    def _tell_of(self, names: Iterable[str]) -> None:
+        told = ", ".join(names)
+        if told:
+            # The names are in the format: others are worth another line.
+            warn_once(f"Without effect on this machine: the arguments {told} of {self.caller}.")
 
 
 def check_instance_type(instance_type: str | None, remedy: str) -> None:

@@ -120,6 +120,50 @@ def test_train(folder: pathlib.Path) -> None:
     assert (listed["name"], listed["metrics"]) == ("a", {"val:acc": 0.2})
 
 
+# As the guide of SageMaker's training compiler has it, and as scripts of containers save.
+OF_A_CONTAINER = """
+import json, os, socket
+def set_sm_dist_config():
+    DEFAULT_PORT = '8890'
+    DEFAULT_CONFIG_FILE = '/opt/ml/input/config/resourceconfig.json'
+    with open(DEFAULT_CONFIG_FILE) as f:
+        config = json.loads(f.read())
+        current_host = config['current_host']
+    tf_config = {'cluster': {'worker': []}, 'task': {'type': 'worker', 'index': -1}}
+    for i, host in enumerate(config['hosts']):
+        tf_config['cluster']['worker'].append("%s:%s" % (host, DEFAULT_PORT))
+        if current_host == host:
+            tf_config['task']['index'] = i
+    os.environ['TF_CONFIG'] = json.dumps(tf_config)
+set_sm_dist_config()
+print(os.environ['TF_CONFIG'])
+print(socket.gethostbyname('algo-1'))
+with open('/opt/ml/input/data/train/x.txt') as data, open('/opt/ml/model/m', 'w') as model:
+    model.write(data.read())
+os.system('ls /opt/ml/model')
+"""
+
+
+def test_the_folders_of_a_container(folder: pathlib.Path) -> None:
+    before = pathlib.Path("/opt/ml").exists()
+    channel = DataChannel("train", str(folder / "data"))
+    source = SourceCode(_write(folder, OF_A_CONTAINER))
+    try:
+        job = launch.start(JobRequest("a", source, channels=(channel,)), folder / "jobs")
+    except InvalidArgumentError as error:
+        pytest.skip(f"this machine allows neither mounts nor a link: {error}")
+    state = follow.wait(job)
+    assert state.status == record.COMPLETED, state.failure_reason
+    assert follow.LogReader(job).read().splitlines() == [
+        '{"cluster": {"worker": ["algo-1:8890"]}, "task": {"type": "worker", "index": 0}}',
+        "127.0.0.1",
+        "m",
+    ]
+    with tarfile.open(job.model) as tar:
+        assert tar.getnames() == ["m"]
+    assert pathlib.Path("/opt/ml").exists() == before
+
+
 def test_other_processes_follow_stop_and_wait(folder: pathlib.Path) -> None:
     job = _waiting(folder)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

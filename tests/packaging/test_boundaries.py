@@ -68,6 +68,7 @@ PUBLIC = {
         "TrainingInput",
         "TrainingJob",
         "Transformer",
+        "s3_input",
     ],
     "nanotf.estimator.deserializers": [
         "BaseDeserializer",

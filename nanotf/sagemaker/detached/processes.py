@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from nanotf.machine import private_mounts
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
@@ -77,6 +79,7 @@ def begin(
     environ: Mapping[str, str],
     *,
     is_helper: bool = False,
+    places: Mapping[str, str] | None = None,
 ) -> OwnedProcess:
     """Starts a process that ends with this one, in a session of its own.
 
@@ -86,6 +89,7 @@ def begin(
         folder: its working directory.
         environ: its whole environment.
         is_helper: as `OwnedProcess.is_helper`.
+        places: what it sees at other paths, as `private_mounts.enter`; None for nothing.
     """
     supervisor = os.getpid()
     process = subprocess.Popen(
@@ -96,7 +100,7 @@ def begin(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: _end_with(supervisor),
+        preexec_fn=lambda: _prepare(supervisor, places),
     )
     return OwnedProcess(name, list(command), process, is_helper)
 
@@ -145,6 +149,13 @@ class Guard:
 
 # Loaded here, since a process between fork and exec should not import.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _prepare(supervisor: int, places: Mapping[str, str] | None) -> None:
+    """Acts in the new process, before it becomes the program."""
+    if places is not None:
+        private_mounts.enter(places)
+    _end_with(supervisor)  # after: the kernel forgets the wish with the change of credentials
 
 
 def _end_with(supervisor: int) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanotf.console import warn_once
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    UnavailableError,
+    meant,
+)
+from nanotf.machine import tensorflow_build
 from nanotf.machine.topology import AUTO
 from nanotf.sagemaker import argument_names
 from nanotf.sagemaker.argument_names import ArgumentNames
@@ -35,21 +41,17 @@ WITHOUT_EFFECT = (
     "enable_network_isolation",
     "enable_sagemaker_metrics",
     "encrypt_inter_container_traffic",
-    "framework_version",
     "image_uri",
     "image_uri_region",
     "keep_alive_period_in_seconds",
     "max_retry_attempts",
     "max_wait",
-    "model_channel_name",
-    "model_uri",
     "output_kms_key",
     "profiler_config",
     "py_version",
     "role",
     "rules",
     "sagemaker_session",
-    "script_mode",
     "security_group_ids",
     "subnets",
     "tags",
@@ -61,6 +63,20 @@ WITHOUT_EFFECT = (
 _UNSUPPORTED = {
     "git_config": "Clone the repository yourself and pass source_dir, or leave it out.",
     "instance_groups": "Pass instance_count, or leave it out.",
+    # Script Mode forbids these: they are of the SDK's version 1, whose containers ran the training.
+    "checkpoint_path": "Pass checkpoint_s3_uri; the script saves in nanotf.job().checkpoint_dir.",
+    "evaluation_steps": "Pass it in hyperparameters, and let the script read it.",
+    "requirements_file": "Name it requirements.txt, beside the script, and pass source_dir.",
+    "training_steps": "Pass it in hyperparameters, and let the script read it.",
+}
+# Of each kind of `distribution`; of parts of "smdistributed", too.
+_KEYS = {
+    "parameter_server": ("enabled",),
+    "multi_worker_mirrored_strategy": ("enabled",),
+    "mpi": ("enabled", "processes_per_host", "custom_mpi_options"),
+    "smdistributed": ("modelparallel", "dataparallel"),
+    "modelparallel": ("enabled", "parameters"),
+    "dataparallel": ("enabled", "custom_mpi_options"),
 }
 _KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed")
 
@@ -77,6 +93,44 @@ def check_instance_type(instance_type: str) -> None:
         "On another machine, install nanotf there and call fit() or `nanotf train`; in a SageMaker "
         "container, run the script by `nanotf run`.",
     )
+
+
+def take_checked(given: dict[str, Any]) -> int:
+    """Takes arguments that are only checked. Returns the number of instances.
+
+    Raises:
+        InvalidArgumentError: `instance_count` is not a whole number above 0.
+        UnavailableError: `script_mode` is False.
+    """
+    count = given.pop("instance_count", None)
+    if count is None:
+        count = 1
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidArgumentError(
+            "`instance_count` must be a whole number of hosts, at least 1. Received: "
+            f"instance_count={count!r}."
+        )
+    if given.pop("script_mode", None) is False:
+        raise UnavailableError(
+            "nanotf runs scripts in Script Mode. Received: script_mode=False. Let the script train "
+            "when it is run as a program, and leave script_mode out."
+        )
+    _compare_version(given.pop("framework_version", None))
+    return count
+
+
+def _compare_version(wanted: Any) -> None:
+    if wanted is None:
+        return
+    found = tensorflow_build.installed_packages()
+    minor = str(wanted).split(".")[:2]
+    if minor not in [text.rpartition(" ")[2].split(".")[:2] for text in found]:
+        warn_once(
+            "Scripts run with the installed TensorFlow. Received: framework_version=%r; installed: "
+            "%s.",
+            str(wanted),
+            ", ".join(found) or "none",
+        )
 
 
 @dataclass(frozen=True)
@@ -110,6 +164,7 @@ def read_distribution(
         raise InvalidArgumentError(
             f"`distribution` must have keys among {', '.join(_KINDS)}. Received: {unknown}."
         )
+    _check_keys(distribution)
     found: dict[str, Any] = {}
     mpi = _enabled(distribution, "mpi")
     if _enabled(distribution, "parameter_server"):
@@ -132,6 +187,23 @@ def read_distribution(
         return DistributionWorkers()
     default = 1 if instance_count > 1 or mpi is not None else AUTO
     return DistributionWorkers(str(number or default), mpi is not None, found)
+
+
+def _check_keys(kinds: Mapping[str, Any]) -> None:
+    """Rejects misspelled keys inside `distribution`, which would silently change nothing."""
+    for name, given in kinds.items():
+        if name not in _KEYS or not isinstance(given, Mapping):
+            continue
+        unknown = sorted(set(given) - set(_KEYS[name]))
+        if unknown:
+            right = meant(unknown[0], _KEYS[name])
+            hint = f" Did you mean {right!r}?" if right else ""
+            raise InvalidArgumentError(
+                f"{name!r} of `distribution` must have keys among {', '.join(_KEYS[name])}. "
+                f"Received: {unknown}.{hint}"
+            )
+        if name == "smdistributed":
+            _check_keys(given)
 
 
 def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import pathlib
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.endpoints import model_arguments
 from nanotf.sagemaker.endpoints.tensorflow_model import TensorFlowModel
@@ -17,6 +20,7 @@ from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.estimator.training_job import TrainingJob
 from nanotf.sagemaker.jobs import addresses, launch, record
 from nanotf.sagemaker.jobs import hyperparameters as texts
+from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -27,8 +31,9 @@ _CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
 class TensorFlow:
     """Runs a training script as jobs on this machine, with the arguments of SageMaker's estimator.
 
-    Arguments that only matter in the cloud (`role`, `framework_version`, `image_uri`, ...; see
-    the guide) have no effect. Names of the SDK's version 1 (`train_instance_count`, ...) work.
+    Arguments that only matter in the cloud (`role`, `image_uri`, ...; see the guide) have no
+    effect, and a line says so. `framework_version` is compared with the installed TensorFlow. Names
+    of the SDK's version 1 (`train_instance_count`, ...) work.
 
     Args:
         entry_point: str, the script. With `source_dir`, relative to it.
@@ -55,6 +60,8 @@ class TensorFlow:
         checkpoint_local_path: str or None, the folder where checkpoints are kept without
             `checkpoint_s3_uri`. With None or "/opt/ml/checkpoints", a folder of the job. The script
             finds its checkpoints by `nanotf.job().checkpoint_dir`.
+        model_uri: path, address or None; an earlier model, as a channel of each job.
+        model_channel_name: str, default "model", the channel's name.
         **arguments: others of SageMaker's.
 
     Raises:
@@ -77,10 +84,12 @@ class TensorFlow:
         input_mode: str = "File",
         checkpoint_s3_uri: str | os.PathLike[str] | None = None,
         checkpoint_local_path: str | None = None,
+        model_uri: str | os.PathLike[str] | None = None,
+        model_channel_name: str = "model",
         **arguments: Any,
     ) -> None:
         given = names.NAMES.modernize(arguments)
-        self.instance_count: int = given.pop("instance_count", 1) or 1
+        self.instance_count = names.take_checked(given)
         self.instance_type: str = given.pop("instance_type", "local")
         self.max_run: float | None = given.pop("max_run", None)
         self.metric_definitions = list(given.pop("metric_definitions", None) or ())
@@ -102,6 +111,8 @@ class TensorFlow:
         self.input_mode = input_mode
         self.checkpoint_s3_uri = checkpoint_s3_uri
         self.checkpoint_local_path = checkpoint_local_path
+        self.model_uri = None if model_uri is None else os.fspath(model_uri)
+        self.model_channel_name = model_channel_name
         self.jobs: list[TrainingJob] = []
         self.latest_training_job: TrainingJob | None = None
 
@@ -123,6 +134,7 @@ class TensorFlow:
         logs: bool | str = True,
         job_name: str | None = None,
         experiment_config: Any = None,
+        run_tensorboard_locally: bool = False,
     ) -> None:
         """Runs the script as a job.
 
@@ -134,6 +146,8 @@ class TensorFlow:
                 is False.
             job_name: str or None, default `base_job_name` and the time.
             experiment_config: without effect here.
+            run_tensorboard_locally: bool, default False; prints the command of TensorBoard for the
+                job, which the SDK's version 1 started.
 
         Raises:
             InvalidArgumentError: The job cannot run; no process was started.
@@ -143,6 +157,8 @@ class TensorFlow:
         job = launch.start(self._request(name, inputs), self._folder())
         self.latest_training_job = TrainingJob(job)
         self.jobs.append(self.latest_training_job)
+        if run_tensorboard_locally:
+            say(f"to follow the job: tensorboard --logdir {shlex.quote(str(job.path))}", sys.stderr)
         if wait:
             self.latest_training_job.wait(logs=logs)
 
@@ -162,7 +178,7 @@ class TensorFlow:
             name=name,
             source=SourceCode(self.entry_point, self.source_dir, self.dependencies),
             hyperparameters=self._all_hyperparameters(name),
-            channels=as_channels(inputs, self.input_mode),
+            channels=self._channels(inputs),
             num_processes=self._workers.num_processes if number is None else str(number),
             instances=self.instance_count,
             metrics=self._metrics,
@@ -171,6 +187,17 @@ class TensorFlow:
             checkpoints=self._checkpoints(),
             upload=output if is_remote else None,
         )
+
+    def _channels(self, inputs: Any) -> tuple[DataChannel, ...]:
+        channels = as_channels(inputs, self.input_mode)
+        if self.model_uri is None:
+            return channels
+        if any(channel.name == self.model_channel_name for channel in channels):
+            raise InvalidArgumentError(
+                "Each channel must have a name of its own. Received: "
+                f"{self.model_channel_name!r} in `inputs` and as `model_channel_name`."
+            )
+        return (*channels, DataChannel(self.model_channel_name, self.model_uri))
 
     def _all_hyperparameters(self, name: str) -> dict[str, Any]:
         values = self._hyperparameters | self._workers.hyperparameters
@@ -258,8 +285,8 @@ class TensorFlow:
         if status != record.COMPLETED or job.model_data is None:
             lack = "" if status != record.COMPLETED else " and which has saved nothing"
             raise InvalidArgumentError(
-                "A model comes from a completed job that has saved one in SM_MODEL_DIR. Received: "
-                f"{job.name}, whose status is {status}{lack}."
+                "A model comes from a completed job that has saved one in SM_MODEL_DIR or "
+                f"`model_dir`. Received: {job.name}, whose status is {status}{lack}."
             )
         arguments.setdefault("name", self.base_job_name or self._stem())
         return TensorFlowModel(job.model_data, role, **arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from nanotf.console import say
 from nanotf.errors import JobError
 from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import follow, metrics, record
@@ -64,6 +65,10 @@ class TrainingJob:
                 f"The script of a job must end with exit code 0. Received: job {self.name} failed: "
                 f"{state.failure_reason}\nIts folder: {self._folder.path}"
             )
+        if state.status == record.COMPLETED and self.model_data is None:
+            told = follow.told_of_model(self._folder)
+            if told:
+                say(f"job {self.name} completed{told}", sys.stderr)
 
     def stop(self) -> None:
         """Asks the job to stop: SIGTERM to its script, SIGKILL after 120 s. Does not wait.

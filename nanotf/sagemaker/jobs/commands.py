@@ -1,6 +1,6 @@
 """The commands and variables of a job's programs: the script on each host, and feeders.
 
-Sets for the script: the variables of `script_variables`; PYTHONPATH, which begins with the code;
+Sets for the script: the variables of `script_variables`; PYTHONPATH, from the code to the aliases;
 PYTHONUNBUFFERED; NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and
 NANOTF_SECRET. The user's own `environment` of the request wins.
 """
@@ -12,7 +12,7 @@ import os
 import pathlib
 import secrets
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import nanotf
 from nanotf.machine import topology
@@ -31,7 +31,11 @@ _OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
 
 
 def begin(
-    job: JobFolder, request: JobRequest, python: str, feeders: Sequence[Sequence[str]]
+    job: JobFolder,
+    request: JobRequest,
+    python: str,
+    feeders: Sequence[Sequence[str]],
+    places: Mapping[str, Mapping[str, str]],
 ) -> Iterator[OwnedProcess]:
     """Starts a job's programs, feeders first, and yields each at once.
 
@@ -39,6 +43,7 @@ def begin(
         job: its trees are filled.
         python: the interpreter of the script.
         feeders: a module and its arguments, for each channel in Pipe mode.
+        places: as `container_base.provided` yields them.
     """
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
@@ -49,16 +54,18 @@ def begin(
         yield program
     parts = host_parts(request)
     # Once for all hosts: they must agree on the port and the secret.
-    gpus, shared = script_variables.count_gpus(), variables_of_hosts(hosts)
+    gpus, shared = script_variables.count_gpus(), variables_of_hosts(request)
     for host, part in zip(hosts, parts, strict=True):
         counts = Counts(part.cores, gpus)
         code = job.tree(host).code
         environ = {**os.environ, **variables(job, request, host, counts), **shared}
         arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
-        program_environ = environ | request.environment
+        program_environ = script_variables.with_present_names(environ | request.environment)
         with bound(part):
-            program = processes.begin(words, host, str(code), program_environ)
+            program = processes.begin(
+                words, host, str(code), program_environ, places=places.get(host)
+            )
         program.command = source.shown(words)
         yield program
 
@@ -79,7 +86,7 @@ def variables(job: JobFolder, request: JobRequest, host: str, counts: Counts) ->
         for name in _OF_CONTAINERS:
             del found[name]
     return found | {
-        "PYTHONPATH": python_path(tree.code),
+        "PYTHONPATH": python_path(tree.code, job.aliases),
         "PYTHONUNBUFFERED": "1",
         "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
     }
@@ -93,23 +100,22 @@ def run_options(request: JobRequest) -> list[str] | None:
     return options if options or request.instances > 1 else None
 
 
-def variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
+def variables_of_hosts(request: JobRequest) -> dict[str, str]:
     """Returns the variables by which `nanotf run` on simulated hosts finds the others."""
-    if len(hosts) == 1:
+    if request.instances == 1:
         return {}
-    # All hosts use one port, so each needs an address of its own.
-    numbered = [(host, int(host.rpartition("-")[2])) for host in hosts]
+    pairs = (f"{host}={address}" for host, address in request.host_addresses.items())
     return {
-        "NANOTF_HOST_ADDRESSES": ",".join(f"{host}=127.0.0.{k}" for host, k in numbered),
+        "NANOTF_HOST_ADDRESSES": ",".join(pairs),
         "NANOTF_PORT": str(free_port()),
         "NANOTF_SECRET": secrets.token_hex(32),
     }
 
 
-def python_path(code: pathlib.Path) -> str:
-    """Returns PYTHONPATH of a script: its code, yours, and nanotf if it is not installed."""
+def python_path(code: pathlib.Path, aliases: pathlib.Path) -> str:
+    """Returns PYTHONPATH of a script: its code, yours, nanotf if it is not installed, aliases."""
     paths = [str(code), os.environ.get("PYTHONPATH", "")]
     here = str(pathlib.Path(nanotf.__file__).resolve().parents[1])
     if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         paths.append(here)
-    return os.pathsep.join(filter(None, paths))
+    return os.pathsep.join([*filter(None, paths), str(aliases)])

@@ -8,7 +8,7 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.detached.log_files import LogTail
-from nanotf.sagemaker.jobs import addresses, metrics
+from nanotf.sagemaker.jobs import addresses, archives, metrics
 from nanotf.sagemaker.jobs.record import JobFolder, JobState
 
 
@@ -118,3 +118,25 @@ def model_data(job: JobFolder) -> str | None:
     if upload is not None and job.read_state().is_final:
         return addresses.join(upload, job.name, "output", job.model.name)
     return str(job.model)
+
+
+def model_outside(job: JobFolder) -> str | None:
+    """Returns the `model_dir` of a job that has no archive of a model; None if it is empty, too."""
+    found = archives.model_dir(job, job.read_request())
+    if job.model.exists() or found is None:
+        return None
+    if isinstance(found, str):  # storage that the script itself writes to
+        return found
+    return str(found) if found.is_dir() and any(found.iterdir()) else None
+
+
+def told_of_model(job: JobFolder) -> str:
+    """Returns the end of a line about a completed job: where its model is."""
+    if (archive := model_data(job)) is not None:
+        return f"; model: {archive}"
+    outside = model_outside(job)
+    if outside is None:
+        return ""
+    return (
+        f"; SM_MODEL_DIR is empty, so there is no model.tar.gz; the script's model_dir: {outside}"
+    )

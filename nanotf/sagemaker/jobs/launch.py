@@ -8,10 +8,17 @@ from dataclasses import replace
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
+from nanotf.sagemaker import script_aliases
 from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.owner import Owner
-from nanotf.sagemaker.jobs import addresses, hyperparameters, record, script_variables
+from nanotf.sagemaker.jobs import (
+    addresses,
+    container_base,
+    hyperparameters,
+    record,
+    script_variables,
+)
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.wire import files
 
@@ -111,6 +118,8 @@ def _path(address: str) -> str:
 def _fill(job: JobFolder, request: JobRequest) -> None:
     """Writes the code, the trees and the records of a job."""
     request.source.copy(job.code)
+    container_base.prepare(job, request)
+    script_aliases.write(job.aliases)
     values = request.hyperparameters | {
         "sagemaker_program": request.source.entry,
         "sagemaker_submit_directory": str(job.code),

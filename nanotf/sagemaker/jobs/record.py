@@ -7,6 +7,8 @@
     logs/           <host>.log, what the script prints; <host>/rank-<n>.log, what its workers
                     print; supervisor.log
     code/           the copied code
+    etc-hosts       /etc/hosts of the scripts
+    aliases/        packages that stand for SageMaker's, for the script's PYTHONPATH
     hosts/<host>/   the tree of each host, as under /opt/ml
     shared/model/   the hyperparameter `model_dir` of a local estimator
     model.tar.gz, output.tar.gz
@@ -61,6 +63,12 @@ class JobRequest:
     def host_names(self) -> list[str]:
         """The names of the job's hosts: "algo-1", "algo-2", ... sorted as a container has them."""
         return sorted(f"algo-{number}" for number in range(1, self.instances + 1))
+
+    @property
+    def host_addresses(self) -> dict[str, str]:
+        """The address of each simulated host: all use the same ports."""
+        numbers = {host: int(host.rpartition("-")[2]) for host in self.host_names}
+        return {host: f"127.0.0.{number}" for host, number in numbers.items()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> JobRequest:
@@ -153,6 +161,16 @@ class JobFolder(DetachedFolder[JobRequest, JobState]):
     def code(self) -> pathlib.Path:
         """The copied code."""
         return self.path / "code"
+
+    @property
+    def aliases(self) -> pathlib.Path:
+        """Packages that stand for SageMaker's, see `script_aliases`."""
+        return self.path / "aliases"
+
+    @property
+    def names_of_hosts(self) -> pathlib.Path:
+        """`/etc/hosts` of the scripts."""
+        return self.path / "etc-hosts"
 
     @property
     def shared_model(self) -> pathlib.Path:

@@ -90,6 +90,15 @@ def format_value(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+def with_present_names(environ: dict[str, str]) -> dict[str, str]:
+    """Returns variables with `TF_ENABLE_ONEDNN_OPTS` where `TF_DISABLE_MKL` asks for that.
+
+    SageMaker's documentation names `TF_DISABLE_MKL`, which TensorFlow no longer reads.
+    """
+    asks = environ.get("TF_DISABLE_MKL", "").lower() in ("1", "true")
+    return {"TF_ENABLE_ONEDNN_OPTS": "0", **environ} if asks else environ
+
+
 def variables(tree: Tree, job_name: str, counts: Counts) -> dict[str, str]:
     """Returns the variables of a script on one host.
 

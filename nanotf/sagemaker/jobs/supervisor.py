@@ -34,6 +34,7 @@ from nanotf.sagemaker.jobs import (
     addresses,
     archives,
     commands,
+    container_base,
     data_channels,
     failure,
     metrics,
@@ -153,8 +154,13 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         self._become(phase="Training", started=now())
         guard = processes.Guard()
         try:
-            with processes.Output(self._write_line).woken_by_signals() as output:
-                for program in commands.begin(self._job, self._request, python, self._pipes):
+            with (
+                container_base.provided(self._job, self._request) as places,
+                processes.Output(self._write_line).woken_by_signals() as output,
+            ):
+                for program in commands.begin(
+                    self._job, self._request, python, self._pipes, places
+                ):
                     guard.add(program)
                     self._programs.append(program)
                     output.add(program)
@@ -247,7 +253,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
 
     def _upload(self) -> None:
         trees = [self._job.tree(host) for host in self._request.host_names]
-        archives.pack([tree.model for tree in trees], self._job.model)
+        archives.pack(archives.model_folders(self._job, self._request), self._job.model)
         archives.pack([tree.output_data for tree in trees], self._job.output)
         address = self._request.upload
         if address is not None:

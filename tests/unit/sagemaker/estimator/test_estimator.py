@@ -16,6 +16,7 @@ from nanotf.errors import (
     UnavailableError,
 )
 from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput
+from nanotf.machine import tensorflow_build
 from nanotf.sagemaker.estimator import estimator_arguments
 from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.jobs import launch
@@ -81,9 +82,50 @@ def test_old_names_and_one_line(
     )
 
 
-def test_names_that_matter_in_the_cloud_alone(requests: list[JobRequest]) -> None:
+def test_names_that_matter_in_the_cloud_alone(
+    requests: list[JobRequest], caplog: pytest.LogCaptureFixture
+) -> None:
     names = dict.fromkeys(estimator_arguments.WITHOUT_EFFECT, "x")
-    assert _fit(requests, model_dir=False, **names).hyperparameters == {}
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        for _ in range(2):
+            assert _fit(requests, model_dir=False, **names).hyperparameters == {}
+        _fit(requests, model_dir=False, role=None, disable_profiler=False)
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert told.startswith("Without effect on this machine: the arguments code_location, ")
+    assert all(name in told for name in names)
+
+
+def test_the_version_of_tensorflow(
+    requests: list[JobRequest],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages = ("tensorflow-cpu 2.21.0",)
+    monkeypatch.setattr(tensorflow_build, "installed_packages", lambda: packages)
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        _fit(requests, framework_version="2.21")
+        assert not caplog.records
+        _fit(requests, framework_version="2.3.1")
+    (record,) = caplog.records
+    assert "framework_version='2.3.1'; installed: tensorflow-cpu 2.21.0." in record.getMessage()
+
+
+def test_a_model_as_a_channel(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
+    request = _fit(requests, model_uri=tmp_path)
+    assert request.channels == (DataChannel("model", str(tmp_path)),)
+    request = _fit(requests, model_uri=str(tmp_path), model_channel_name="before")
+    assert request.channels == (DataChannel("before", str(tmp_path)),)
+    estimator = TensorFlow(entry_point="train.py", model_uri=str(tmp_path))
+    with pytest.raises(InvalidArgumentError, match=r"a name of its own. Received: 'model'"):
+        estimator.fit({"model": str(tmp_path)}, wait=False)
+
+
+def test_tensorboard(requests: list[JobRequest], capsys: pytest.CaptureFixture[str]) -> None:
+    TensorFlow(entry_point="train.py", output_path="my jobs").fit(
+        wait=False, job_name="a", run_tensorboard_locally=True
+    )
+    assert "tensorboard --logdir '" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -98,6 +140,21 @@ def test_names_that_matter_in_the_cloud_alone(requests: list[JobRequest]) -> Non
         ({"metric_definitions": [{"Name": "a"}]}, InvalidArgumentError, "with Name and Regex"),
         ({"distribution": {"horovod": {}}}, InvalidArgumentError, r"Received: \['horovod'\]"),
         ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "must hold dicts"),
+        (
+            {"distribution": {"mpi": {"enabled": True, "process_per_host": 2}}},
+            InvalidArgumentError,
+            "'mpi' of `distribution`.*Did you mean 'processes_per_host'",
+        ),
+        (
+            {"distribution": {"smdistributed": {"modelparallel": {"enable": True}}}},
+            InvalidArgumentError,
+            "'modelparallel' of `distribution` must have keys among enabled, parameters",
+        ),
+        ({"instance_count": 0}, InvalidArgumentError, "at least 1. Received: instance_count=0"),
+        ({"instance_count": "2"}, InvalidArgumentError, "Received: instance_count='2'"),
+        ({"script_mode": False}, UnavailableError, "Script Mode. Received: script_mode=False"),
+        ({"training_steps": 9}, UnavailableError, "Pass it in hyperparameters"),
+        ({"requirements_file": "r.txt"}, UnavailableError, "Name it requirements.txt"),
         ({"hyperparameters": {"a": object()}}, InvalidArgumentTypeError, "Received: a=<object"),
     ],
 )

@@ -82,7 +82,7 @@ def test_scripts_of_simulated_hosts_see_their_own_cores(
     job = launch.start(request, tmp_path / "jobs")
     before = os.sched_getaffinity(0)
     found = []
-    for program in commands.begin(job, request, sys.executable, []):
+    for program in commands.begin(job, request, sys.executable, [], {}):
         said, errors = program.process.communicate(timeout=60)
         assert program.process.returncode == 0, errors
         found.append(json.loads(said))

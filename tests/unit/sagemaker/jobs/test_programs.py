@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanotf.sagemaker.detached import starting
-from nanotf.sagemaker.jobs import commands, launch
+from nanotf.sagemaker.jobs import commands, launch, script_variables
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
 from nanotf.sagemaker.jobs.source import SourceCode
@@ -47,14 +47,25 @@ def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
 
 def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = commands.python_path(pathlib.Path("/code")).split(os.pathsep)
-    assert found[:2] == ["/code", "/mine"]
+    found = commands.python_path(pathlib.Path("/code"), pathlib.Path("/aliases"))
+    assert found.split(os.pathsep)[:2] == ["/code", "/mine"]
+    assert found.split(os.pathsep)[-1] == "/aliases"
 
 
 def test_simulated_hosts_find_each_other() -> None:
     """`nanotf run` reads these variables."""
-    found = commands.variables_of_hosts(["algo-1", "algo-2"])
+    request = JobRequest("a", SourceCode("t.py"), instances=2)
+    found = commands.variables_of_hosts(request)
     assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
     assert int(found["NANOTF_PORT"]) > 0
     assert len(found["NANOTF_SECRET"]) == 64
-    assert commands.variables_of_hosts(["algo-1"]) == {}
+    assert commands.variables_of_hosts(dataclasses.replace(request, instances=1)) == {}
+
+
+def test_a_variable_that_tensorflow_no_longer_reads() -> None:
+    def found(**environ: str) -> str | None:
+        return script_variables.with_present_names(environ).get("TF_ENABLE_ONEDNN_OPTS")
+
+    assert found(TF_DISABLE_MKL="1") == "0"
+    assert found(TF_DISABLE_MKL="1", TF_ENABLE_ONEDNN_OPTS="1") == "1"
+    assert found(TF_DISABLE_MKL="0") is found() is None
