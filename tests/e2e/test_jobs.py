@@ -424,6 +424,59 @@ def test_remote_data_checkpoints_and_results(folder: pathlib.Path) -> None:
         assert tar.getnames() == ["model.txt"]
 
 
+# A storage that never takes what it is sent, and catches what an upload may raise.
+ENDLESS = """
+import time
+from fsspec import AbstractFileSystem
+class Endless(AbstractFileSystem):
+    protocol = "endless"
+    def put_file(self, *_, **__):
+        while True:
+            try:
+                print("sending", flush=True)
+                time.sleep(600)
+            except Exception:
+                pass
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("stops", [1, 2])
+def test_a_stop_ends_an_upload(stops: int, folder: pathlib.Path) -> None:
+    """The archive is kept. With two stops, the first one is for the script."""
+    pytest.importorskip("fsspec")
+    (folder / "endless.py").write_text(ENDLESS)
+    (folder / "endless-1.dist-info").mkdir()
+    (folder / "endless-1.dist-info/METADATA").write_text("Name: endless\nVersion: 1\n")
+    points = "[fsspec.specs]\nendless = endless:Endless\n"
+    (folder / "endless-1.dist-info/entry_points.txt").write_text(points)
+    script = """
+    import os, pathlib, time
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "m").touch()
+    print("saved", flush=True)
+    time.sleep(600 * int(os.environ["STOPS"]) - 600)
+    """
+    program = f"""
+    from nanotf.sagemaker.jobs import launch
+    from nanotf.sagemaker.jobs.record import JobRequest
+    from nanotf.sagemaker.jobs.source import SourceCode
+    source = SourceCode({_write(folder, script)!r})
+    variables = {{"STOPS": "{stops}"}}
+    request = JobRequest("a", source, environment=variables, upload="endless://bucket")
+    launch.start(request, {str(folder / "jobs")!r})
+    """
+    run_python(folder, "-c", textwrap.dedent(program), PYTHONPATH=f"{ROOT}:{folder}")
+    job = record.find("a", folder / "jobs")
+    if stops == 2:
+        wait_until(lambda: "saved" in follow.LogReader(job).read(), "the script saves", SECONDS)
+        assert follow.stop(job).status == "Stopping"
+    wait_until(lambda: "sending" in job.supervisor_log.read_text(), "the upload", SECONDS)
+    assert follow.stop(job).status == "Stopped"
+    assert follow.model_data(job) == str(job.model)
+    with tarfile.open(job.model) as tar:
+        assert tar.getnames() == ["m"]
+
+
 def test_data_that_are_not_there(folder: pathlib.Path) -> None:
     """Remote storage is first asked by the job."""
     pytest.importorskip("fsspec")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 from typing import Any
 
 import pytest
 
 from nanotf.errors import JobError
 from nanotf.sagemaker.detached import detached_supervisor, following, log_files, starting
-from nanotf.sagemaker.jobs import failure, follow, launch, record
+from nanotf.sagemaker.jobs import archives, failure, follow, launch, metrics, record, results
+from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.supervisor import JobSupervisor
+from nanotf.wire import files
 
 
 def _full(*_: Any, **__: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _broken(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class _Program:
@@ -33,16 +41,21 @@ def job(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
     return launch.start(JobRequest("a", SourceCode(str(tmp_path / "train.py"))), tmp_path / "jobs")
 
 
-def test_a_full_disk_shortens_the_log_alone(
+def test_the_log_and_the_metrics_wait_for_room(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    request = dataclasses.replace(job.read_request(), metrics=(Metric("loss", "loss: ([0-9.]+)"),))
+    job.write_request(request)
     owner = JobSupervisor(job)
     with monkeypatch.context() as patches:
         patches.setattr(log_files.os, "open", _full)
-        for _ in range(2):
-            owner._write_line(_Program(), b"a line\n", False)  # type: ignore[arg-type]
-    assert capsys.readouterr().err.count("the log is incomplete: [Errno 28] No space left") == 1
+        for number in range(2):
+            owner._write_line(_Program(), b"loss: %d\n" % number, False)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("the log waits for room: [Errno 28] No space left") == 1
     assert not job.log("algo-1").exists()
+    assert owner._catch_up()
+    assert job.log("algo-1").read_text() == "loss: 0\nloss: 1\n"
+    assert [found["value"] for found in metrics.read(job.metrics)] == [0.0, 1.0]
 
 
 def test_a_full_disk_leaves_the_state(
@@ -73,6 +86,70 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
     owner._end_as(record.COMPLETED, record.COMPLETED, None)
     assert len(tries) == 3
     assert job.read_state().status == record.COMPLETED
+
+
+def test_a_disk_that_fails_otherwise_does_not_end_a_job(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a network file system that is away for a moment."""
+    owner = JobSupervisor(job)
+    with monkeypatch.context() as patches:
+        patches.setattr(files.os, "open", _broken)
+        owner._become(phase="Training")
+    owner._catch_up()
+    assert job.read_state().phase == "Training"
+
+
+def test_a_job_whose_folder_was_deleted_ends(job: JobFolder) -> None:
+    owner = JobSupervisor(job)
+    shutil.rmtree(job.path)
+    owner._end_as(record.COMPLETED, record.COMPLETED, None)
+
+
+def test_results_wait_for_room(job: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state says it meanwhile, and whoever waits for the job is told."""
+    (job.tree("algo-1").model / "m").touch()
+    owner, notices, pack = JobSupervisor(job), [], archives.pack
+
+    def full_at_first(folders: Any, archive: pathlib.Path) -> bool:
+        notices.append(job.notice_of(job.read_state()))
+        return pack(folders, archive) if len(notices) > 2 else _full()
+
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(archives, "pack", full_at_first)
+    owner._finish()
+    state = job.read_state()
+    assert (state.status, state.waiting, job.model.is_file()) == (record.COMPLETED, None, True)
+    assert notices[0] is None
+    assert "the model.tar.gz of the job cannot be written now: [Errno 28]" in str(notices[1])
+
+
+def test_results_that_never_fit_are_kept_and_named(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(JobSupervisor._with_room, "__defaults__", (-1.0,))
+    monkeypatch.setattr(archives, "pack", _full)
+    JobSupervisor(job)._finish()
+    state = job.read_state()
+    assert state.status == record.FAILED
+    assert "No space left on device, for " in str(state.failure_reason)
+    assert f"kept in {job.tree('algo-1').model}." in str(state.failure_reason)
+
+
+def test_a_stop_ends_an_upload(job: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose library catches each `Exception` and tries again."""
+    owner = JobSupervisor(job)
+
+    def uploads(*_: Any) -> Any:
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                owner._on_signal()
+        pytest.fail("the upload continued")
+
+    monkeypatch.setattr(results, "upload", uploads)
+    owner._finish()
+    assert job.read_state().status == record.STOPPED
 
 
 def test_a_job_that_the_launching_process_gave_up(job: JobFolder) -> None:
