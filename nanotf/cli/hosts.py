@@ -3,8 +3,9 @@
 Environment variables read: NANOTF_PORT (the TCP port of the first host, default 18891),
 NANOTF_INTERFACE (the network interface that hosts use, such as "eth0"; default: the address in
 NANOTF_HOST_ADDRESSES, else SM_NETWORK_INTERFACE_NAME, else the address of this host's name, else
-the route to the others), NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of
-`machine.cluster`.
+the route to the others), NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS,
+NANOTF_OWN_EXIT_CODE (if it is set, a host that has lent its workers ends with 0 rather than with
+the script's exit code), and those of `machine.cluster`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def enter(
     from nanotf.pool.hosts.agent import Agent
 
     first = cluster.address_of(found.hosts[0], environ)
-    return Agent(found, own, secret, address, (first, port)).run()
+    code = Agent(found, own, secret, address, (first, port)).run()
+    return 0 if environ.get(cluster.OWN_CODE_VARIABLE) else code
 
 
 def _open(found: Cluster, workers: int, secret: bytes, address: str, port: int) -> First:

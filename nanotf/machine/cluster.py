@@ -37,6 +37,7 @@ from nanotf.machine.interpreter import python_command
 AUTO = "auto"
 CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
 ADDRESSES_VARIABLE = "NANOTF_HOST_ADDRESSES"
+OWN_CODE_VARIABLE = "NANOTF_OWN_EXIT_CODE"  # read by `nanotf run`
 THIS_MACHINE = "this machine"
 TF_CONFIG_PORT = 8890  # SageMaker's choice for MultiWorkerMirroredStrategy
 

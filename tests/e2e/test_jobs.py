@@ -305,12 +305,38 @@ def test_a_script_that_fails(own: bool, folder: pathlib.Path) -> None:
     assert found["ExitCodes"] == {"algo-1": 7}
 
 
-def test_a_script_killed_by_the_kernel(folder: pathlib.Path) -> None:
+def test_a_script_that_is_killed(folder: pathlib.Path) -> None:
     script = _write(folder, "import os; os.kill(os.getpid(), 9)")
     state = follow.wait(launch.start(JobRequest("a", SourceCode(script)), folder / "jobs"))
     assert state.exit_codes == {"algo-1": 137}
     reason = str(state.failure_reason)
-    assert 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' in reason
+    assert 'ExtraInfo "Process killed by SIGKILL (signal 9)"' in reason  # not for lack of memory
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_estimator_says_that_a_job_was_stopped(
+    stops: bool, folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call of `fit` returns it and warns."""
+    estimator = TensorFlow(
+        entry_point=_write(folder, WAITING),
+        output_path=str(folder / "jobs"),
+        environment={"GATE": str(folder / "gate")},
+        max_run=None if stops else 0.5,
+        model_dir=False,
+    )
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        if stops:
+            assert estimator.fit(job_name="a", wait=False) is None
+            job = estimator.jobs[0]
+            wait_until(lambda: "begun" in job.logs(), "the script begins", SECONDS)
+            job.stop()
+            assert job.wait(logs=False) == "Stopped"
+        else:
+            assert estimator.fit(job_name="a", logs=False) == "Stopped"
+    phase = "Stopped" if stops else "MaxRuntimeExceeded"
+    assert f"Job a was stopped before its script had ended ({phase})." in caplog.text
 
 
 def test_an_estimator_in_two_processes(folder: pathlib.Path) -> None:
@@ -590,6 +616,15 @@ def test_a_host_that_dies(folder: pathlib.Path) -> None:
     assert state.status == "Failed"
     assert state.exit_codes["algo-2"] == 128 + signal.SIGKILL
     assert 'Host "algo-2"' in str(state.failure_reason)
+
+
+def test_the_reason_is_of_the_host_that_failed(folder: pathlib.Path) -> None:
+    """The other one ends with it, and sooner: the failed script has much to do at its end."""
+    source = "raise ValueError('why')"
+    request = JobRequest("a", SourceCode(_write(folder, source)), num_processes="1", instances=2)
+    state = follow.wait(launch.start(request, folder / "jobs"))
+    assert state.exit_codes == {"algo-1": 1, "algo-2": 0}
+    assert 'ValueError: why"\nHost "algo-1"' in str(state.failure_reason)
 
 
 REQUIREMENT = """

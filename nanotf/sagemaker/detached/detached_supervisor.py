@@ -79,10 +79,9 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         """Installs the signal handlers: SIGTERM stops what it owns."""
         signal.signal(signal.SIGTERM, self._on_signal)
         # Not SIG_IGN, which programs would inherit. The launching process may ignore SIGCHLD, and
-        # then exit codes would be lost.
-        for number in (signal.SIGINT, signal.SIGHUP):
+        # then exit codes would be lost; with a handler, a program's end ends `Output.read`.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     # ------------------------------------------------------------------------ the record

@@ -124,7 +124,7 @@ def _open(path: pathlib.Path) -> int:
 
 
 class SpokenLog(io.RawIOBase):
-    """What this process says on its standard streams. Nothing that it says fails."""
+    """Takes what this process says on its standard streams. Nothing that it says fails."""
 
     def __init__(self) -> None:
         super().__init__()

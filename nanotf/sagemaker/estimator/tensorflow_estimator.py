@@ -123,7 +123,7 @@ class TensorFlow:
         logs: bool | str = True,
         job_name: str | None = None,
         experiment_config: Any = None,
-    ) -> None:
+    ) -> str | None:
         """Runs the script as a job.
 
         Args:
@@ -135,6 +135,10 @@ class TensorFlow:
             job_name: str or None, default `base_job_name` and the time.
             experiment_config: without effect here.
 
+        Returns:
+            "Completed", or "Stopped" after `stop` or `max_run`, with a warning. None if it does not
+            wait.
+
         Raises:
             InvalidArgumentError: The job cannot run; no process was started.
             JobError: The job has failed.
@@ -143,8 +147,7 @@ class TensorFlow:
         job = launch.start(self._request(name, inputs), self._folder())
         self.latest_training_job = TrainingJob(job)
         self.jobs.append(self.latest_training_job)
-        if wait:
-            self.latest_training_job.wait(logs=logs)
+        return self.latest_training_job.wait(logs=logs) if wait else None
 
     def _stem(self) -> str:
         return pathlib.PurePath(self.entry_point).stem

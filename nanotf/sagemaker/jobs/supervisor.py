@@ -64,6 +64,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         self._programs: list[OwnedProcess] = []
         self._failed: OwnedProcess | None = None  # the first one that failed by itself
         self._pipes: list[list[str]] = []  # modules that feed, with arguments
+        self._memory_kills = failure.memory_kills()  # before the scripts
         self._finder = metrics.Finder(self._request.metrics)
 
     def run(self) -> None:
@@ -123,8 +124,8 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         try:
             reason = self._with_room(path.name, lambda: failure.write(path, text))
         except OSError as error:
-            reason = f"{text[: record.REASON_LENGTH - 200]}\n(output/failure: {error})"
-        if text.startswith(reason):  # else the script's own, which the log need not have
+            reason = failure.reason_of(f"{text}\n(output/failure: {error})")
+        if reason == failure.reason_of(text):  # else the script's own, which the log need not have
             self._state = replace(self._state, failure_beside_log=beside_log)
         self._end_as(record.FAILED, record.FAILED, reason)
 
@@ -207,10 +208,16 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             program.process.wait()
 
     def _note_failure(self) -> None:
-        """Remembers the first program that failed. Later ones may be its consequences."""
+        """Remembers the first program that failed. Later ones may be its consequences.
+
+        A signal ends each wait for output when a program ends, so a look finds one as a rule. Of
+        several, the first host's script comes last: it fails when another host does, while another
+        host that ends with it has an exit code of 0 (NANOTF_OWN_EXIT_CODE).
+        """
         failed = [p for p in self._programs if not p.is_running and p.exit_code != 0]
         if self._failed is None and self._stop_reason is None and failed:
-            self._failed = failed[0]
+            first = self._request.host_names[0]
+            self._failed = min(failed, key=lambda p: p.name == first and not p.is_helper)
 
     def _end_of_others(self, scripts: Sequence[OwnedProcess]) -> float | None:
         """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
@@ -243,10 +250,14 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         failed = self._failed
         if failed is not None:
             host = failed.name if len(scripts) > 1 else None
-            text, beside_log = (
-                failure.of_script(failed.exit_code, errors, failed.command, host)
-                for errors in (failed.last_errors(), None)
+            describe = functools.partial(
+                failure.of_script,
+                failed.exit_code,
+                command=failed.command,
+                host=host,
+                lacked_memory=failure.memory_kills() > self._memory_kills,
             )
+            text, beside_log = describe(failed.last_errors()), describe(None)
             self._fail(text, beside_log)
         elif lost is not None:
             self._fail(lost)

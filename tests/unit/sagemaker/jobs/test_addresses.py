@@ -69,7 +69,7 @@ def test_a_file_system_gets_the_folders(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_prefix_matches_files(tmp_path: pathlib.Path) -> None:
-    """As SageMaker's S3Prefix: `part` is no folder here."""
+    """SageMaker calls it an S3Prefix. `part` is no folder here."""
     _remember("/data/part-0", "/data/part-1/x", "/data/other", "/data/a/part-2")
     addresses.download("memory://data/part", tmp_path / "got")
     found = [p.relative_to(tmp_path / "got") for p in (tmp_path / "got").rglob("*") if p.is_file()]
@@ -90,7 +90,7 @@ def test_a_folder_and_a_file_are_as_named(tmp_path: pathlib.Path) -> None:
 def test_a_failed_upload_says_where_why_and_what_is_kept(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody is sent to an object that does not exist."""
+    """Nobody is sent to an object that does not exist."""
     monkeypatch.setattr("nanotf.sagemaker.detached.starting.start_supervisor", lambda *_: None)
     (tmp_path / "train.py").touch()
     request = JobRequest("a", SourceCode(str(tmp_path / "train.py")), upload="putonly://b/closed")

@@ -91,7 +91,7 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
 def test_a_disk_that_fails_otherwise_does_not_end_a_job(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a network file system that is away for a moment."""
+    """A network file system may be away for a moment."""
     owner = JobSupervisor(job)
     with monkeypatch.context() as patches:
         patches.setattr(files.os, "open", _broken)
@@ -183,16 +183,52 @@ def test_texts_of_failures() -> None:
     assert failure.of_script(1, "boom", command) == (
         'ExecuteUserScriptError:\nExitCode 1\nErrorMessage "boom"\nCommand "python t.py --a x y"'
     )
-    assert failure.of_script(137, "", command) == (
-        'ExecuteUserScriptError:\nExitCode 137\nErrorMessage ""\n'
-        'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"\n'
-        'Command "python t.py --a x y"'
-    )
+    for lacked_memory, word in ((True, "OutOfMemory: "), (False, "")):
+        assert failure.of_script(137, "", command, lacked_memory=lacked_memory) == (
+            'ExecuteUserScriptError:\nExitCode 137\nErrorMessage ""\n'
+            f'ExtraInfo "{word}Process killed by SIGKILL (signal 9)"\n'
+            'Command "python t.py --a x y"'
+        )
     assert failure.of_framework("Traceback") == "Framework Error: \nTraceback"
 
 
 def test_the_text_of_the_script_stays(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "failure"
-    assert failure.write(path, "x" * 2000) == "x" * 1024
-    assert failure.write(path, "another") == "x" * 1024
-    assert path.read_text() == "x" * 2000
+    text = f"Exception during training: {'x' * 2000}\nValueError: the end"
+    reason = failure.write(path, text)
+    assert failure.write(path, "another") == reason
+    assert path.read_text() == text
+
+
+def test_a_reason_has_the_end_of_a_traceback() -> None:
+    frames = "  a frame\n" * 200
+    text = f"Traceback (most recent call last):\n{frames}ValueError: why"
+    reason = failure.reason_of(text)
+    assert len(reason) == 1024
+    assert reason.startswith("Traceback")
+    assert reason.endswith("ValueError: why")
+    assert failure.reason_of("short") == "short"
+    arguments = ["python", "t.py", *["--name", "value"] * 100]
+    assert "600 x" in failure.reason_of(failure.of_script(1, f"{'x' * 594} 600 x", arguments))
+
+
+class _Ended(_Program):
+    is_running, is_helper = False, False
+
+    def __init__(self, name: str, exit_code: int) -> None:
+        self.name, self.exit_code = name, exit_code
+
+
+@pytest.mark.parametrize(
+    ("codes", "failed"),
+    [((1, 137), "algo-2"), ((1, 0), "algo-1"), ((0, 0), None), ((137, 0), "algo-1")],
+)
+def test_the_first_host_that_failed(
+    codes: tuple[int, int], failed: str | None, job: JobFolder
+) -> None:
+    """The first host's script also fails when another host does, in the same moment."""
+    owner = JobSupervisor(job)
+    programs = [_Ended(f"algo-{n}", code) for n, code in enumerate(codes, 1)]
+    owner._programs = programs  # type: ignore[assignment]
+    owner._note_failure()
+    assert (None if owner._failed is None else owner._failed.name) == failed
