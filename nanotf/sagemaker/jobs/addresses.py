@@ -144,7 +144,10 @@ def _put(system: Any, file: pathlib.Path, path: str) -> None:
     try:
         system.put_file(str(file), path)
     except FileNotFoundError:
-        # Object storage has no folders, but a file system behind fsspec needs the parent.
+        # Object storage has no folders, but a file system behind fsspec needs the parent. A bucket
+        # that does not exist is a mistake.
+        if not system.exists(path.partition("/")[0] or "/"):
+            raise
         system.makedirs(path.rpartition("/")[0], exist_ok=True)
         system.put_file(str(file), path)
 

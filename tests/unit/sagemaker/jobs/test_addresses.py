@@ -27,6 +27,8 @@ class PutOnly(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         if "/closed/" in rpath:
             raise PermissionError("Access Denied")
+        if rpath.startswith("missing/"):
+            raise FileNotFoundError("no such bucket")
         self.objects[rpath] = pathlib.Path(lpath).read_bytes()
 
     def _denied(self, *_: Any, **__: Any) -> Any:
@@ -66,6 +68,15 @@ def test_a_file_system_gets_the_folders(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x").touch()
     addresses.upload(tmp_path / "x", f"local://{tmp_path}/results/a/x")
     assert (tmp_path / "results/a/x").is_file()
+
+
+def test_a_bucket_that_does_not_exist_is_not_made(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").touch()
+    monkeypatch.setattr(PutOnly, "exists", lambda *_: False)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        addresses.upload(tmp_path / "x", "putonly://missing/x")
 
 
 def test_a_prefix_matches_files(tmp_path: pathlib.Path) -> None:

@@ -100,6 +100,28 @@ def test_a_disk_that_fails_otherwise_does_not_end_a_job(
     assert job.read_state().phase == "Training"
 
 
+def test_a_supervisor_waits_for_room_at_its_start(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there is none for long, the launching process gets an error."""
+    owner, tries, write = JobSupervisor(job), [], JobFolder.write_state
+
+    def full_at_first(self: JobFolder, state: JobState) -> None:
+        tries.append(state)
+        if len(tries) < 3:
+            _full()
+        write(self, state)
+
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(JobFolder, "write_state", full_at_first)
+    owner.take_over()
+    assert job.read_state().owner.is_supervisor
+    monkeypatch.setattr(detached_supervisor, "_START_SECONDS", -1.0)
+    monkeypatch.setattr(JobFolder, "write_state", _full)
+    with pytest.raises(OSError, match="No space left"):
+        owner.take_over()
+
+
 def test_a_job_whose_folder_was_deleted_ends(job: JobFolder) -> None:
     owner = JobSupervisor(job)
     shutil.rmtree(job.path)
