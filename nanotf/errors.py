@@ -283,12 +283,12 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     except ValueError:
         name = f"signal {number}"
     phrase = f"was killed by {name}"
-    if number == signals.SIGKILL and _kills_for_memory() > _KILLS_BEFORE:
+    if number == signals.SIGKILL and kills_for_memory() > _KILLS_BEFORE:
         phrase += " (the kernel has ended processes since memory ran out; see `dmesg`)"
     return phrase, None, number
 
 
-def _kills_for_memory() -> int:
+def kills_for_memory() -> int:
     """Returns how many processes of this machine the kernel has ended for lack of memory.
 
     The line "oom_kill" of /proc/vmstat counts those of control groups, too (Linux 4.13). 0 if there
@@ -300,7 +300,7 @@ def _kills_for_memory() -> int:
     return 0
 
 
-_KILLS_BEFORE = _kills_for_memory()  # the kernel counts since it booted
+_KILLS_BEFORE = kills_for_memory()  # the kernel counts since it booted
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

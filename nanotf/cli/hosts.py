@@ -1,22 +1,24 @@
 """`nanotf run` on several hosts: the first runs the script, the others lend it their workers.
 
-Environment variables read: NANOTF_PORT (the TCP port of the first host, default 18891),
-NANOTF_INTERFACE (the network interface that hosts use, such as "eth0"; default: the address in
-NANOTF_HOST_ADDRESSES, else SM_NETWORK_INTERFACE_NAME, else the address of this host's name, else
-the route to the others), NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of
-`machine.cluster`.
+Environment variables read: NANOTF_PORT (the TCP port of the first host; default: one that the
+launcher's name for the run chooses, and 18891 if nothing names the run), NANOTF_INTERFACE (the
+network interface that hosts use, such as "eth0"; default: the address in NANOTF_HOST_ADDRESSES,
+else SM_NETWORK_INTERFACE_NAME, else the address of this host's name, else the route to the others),
+NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, NANOTF_OWN_EXIT_CODE (if it is set, a
+host that has lent its workers ends with 0 rather than with the script's exit code), and those of
+`machine.cluster` and `machine.launcher_binding`.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nanotf.console import status
 from nanotf.errors import InvalidArgumentError
-from nanotf.machine import cluster, topology
+from nanotf.machine import cluster, launcher_binding, topology
 from nanotf.machine.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -73,7 +75,17 @@ def enter(
     Raises:
         NanoError: The hosts are described wrongly, or this one cannot join them.
     """
-    found = cluster.find(environ, flag)
+    binding = launcher_binding.undo(environ)  # before cores are counted
+    with launcher_binding.named(binding):
+        return _enter(cluster.find(environ, flag), workers, environ, check)
+
+
+def _enter(
+    found: Cluster,
+    workers: int | str | None,
+    environ: Mapping[str, str],
+    check: Callable[[], None],
+) -> First | int | None:
     cluster.choose(found)
     # A launcher that starts several processes on a host expects all of them to stay.
     has_siblings = found.source != "--hosts" and (found.workers[found.rank] or 1) > 1
@@ -83,28 +95,30 @@ def enter(
         return None
     from nanotf.pool.hosts.secret import secret_of
 
-    secret, port = secret_of(environ), _port(environ)
+    secret, ports = secret_of(environ), _ports(found, environ)
     # One process of a host lends all of its workers; the others only wait for the end.
     own = _workers(found, workers) if found.local_rank == 0 else 0
     address = _address(found, environ)
     if (found.rank, found.local_rank) == (0, 0):
-        return _open(found, own, secret, address, port)
+        return _open(found, own, secret, address, ports)
     from nanotf.pool.hosts.agent import Agent
 
     first = cluster.address_of(found.hosts[0], environ)
-    return Agent(found, own, secret, address, (first, port)).run()
+    code = Agent(found, own, secret, address, (first, ports)).run()
+    return 0 if environ.get(cluster.OWN_CODE_VARIABLE) else code
 
 
-def _open(found: Cluster, workers: int, secret: bytes, address: str, port: int) -> First:
+def _open(found: Cluster, workers: int, secret: bytes, address: str, ports: Sequence[int]) -> First:
     from nanotf.pool.hosts import members
 
     try:
-        hosts = members.Hosts(found, workers, secret, address, port)
+        hosts = members.Hosts(found, workers, secret, address, ports)
     except OSError as error:
         raise InvalidArgumentError(
-            f"The first host listens on one address and port. Received: {address} port {port}: "
-            f"{error.strerror}. Set {PORT_VARIABLE} to a free port on all hosts, or "
-            f"{INTERFACE_VARIABLE} to the name of this host's network interface."
+            "The first host listens on one address and port. Received: "
+            f"{address} port {', '.join(map(str, ports))}: {error.strerror}. Set "
+            f"{PORT_VARIABLE} to a free port on all hosts, or {INTERFACE_VARIABLE} to the name of "
+            "this host's network interface."
         ) from error
     members.current = hosts
     _codes.append(1)
@@ -135,13 +149,19 @@ def _workers(found: Cluster, asked: int | str | None) -> int:
     return given
 
 
-def _port(environ: Mapping[str, str]) -> int:
-    text = environ.get(PORT_VARIABLE, str(PORT))
+def _ports(found: Cluster, environ: Mapping[str, str]) -> Sequence[int]:
+    """Returns the ports on one of which the first host listens; all hosts find the same ones."""
+    text = environ.get(PORT_VARIABLE)
+    if text is None:
+        from nanotf.wire import network
+
+        # Without a name of the run, hosts could not tell it from another one on a second port.
+        return network.ports_of(found.run) if found.run else (PORT,)
     if not text.isdecimal() or not 0 < int(text) < 2**16:
         raise InvalidArgumentError(
             f"{PORT_VARIABLE} must be a TCP port, 1 to 65535. Received: {PORT_VARIABLE}={text!r}."
         )
-    return int(text)
+    return (int(text),)
 
 
 def _address(found: Cluster, environ: Mapping[str, str]) -> str:

@@ -55,7 +55,7 @@ def _add_job_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of the script; VALUE is JSON, or else a text",
+        help="an argument of the script; VALUE is a number that prints alike, JSON, or a text",
     )
     train.add_argument(
         "--source-dir", metavar="DIR", help="copy this folder as the code; default the script alone"

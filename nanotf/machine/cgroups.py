@@ -7,6 +7,7 @@ pod's group is not.
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,6 +83,26 @@ def read_limits(root: pathlib.Path) -> Limits:
                 quotas.append(quota)
             memory += _memory(directory)
     return Limits(cpuset, min(quotas, default=None), min(memory, default=None))
+
+
+def memory_kills(root: pathlib.Path) -> int | None:
+    """Returns how many processes of this control group the kernel has ended for lack of memory.
+
+    Args:
+        root: as for `read_limits`.
+
+    Returns:
+        None if neither the group nor an ancestor counts them.
+    """
+    mounts = _mounts(root)
+    for controllers, path in _memberships(root):
+        for directory in _own_and_ancestors(root, mounts, controllers, path):
+            for name in ("memory.events", "memory.oom_control"):  # v2; v1 since Linux 4.13
+                text = read_text(directory / name) or ""
+                found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+                if found:
+                    return int(found[1])
+    return None
 
 
 def _memberships(root: pathlib.Path) -> Iterator[tuple[frozenset[str], str]]:

@@ -37,6 +37,7 @@ from nanotf.machine.interpreter import python_command
 AUTO = "auto"
 CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
 ADDRESSES_VARIABLE = "NANOTF_HOST_ADDRESSES"
+OWN_CODE_VARIABLE = "NANOTF_OWN_EXIT_CODE"  # read by `nanotf run`
 THIS_MACHINE = "this machine"
 TF_CONFIG_PORT = 8890  # SageMaker's choice for MultiWorkerMirroredStrategy
 
@@ -50,7 +51,7 @@ _LOCAL_RANKS = (
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 # Set by the daemons of `mpirun`, and not by `srun`, whose PMI plugins set PMI_SIZE and others.
-_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 _MPI_SECONDS = 60.0  # for `mpi_hosts`, which waits until all processes of `mpirun` run it
 _MPI_MODULE = "nanotf.machine.mpi_hosts"
 
@@ -66,6 +67,7 @@ class Cluster:
         workers: tuple of int or None by host, the number of workers that was asked for there.
         local_rank: int, default 0, the index of this process among those that a launcher started
             here.
+        run: str, what the launcher calls this run, the same on all hosts; "" if nothing does.
     """
 
     hosts: tuple[str, ...]
@@ -73,6 +75,7 @@ class Cluster:
     source: str
     workers: tuple[int | None, ...]
     local_rank: int = 0
+    run: str = ""
 
     @property
     def rank(self) -> int:
@@ -266,7 +269,8 @@ def _from_sagemaker(environ: Mapping[str, str], local: int) -> Cluster | None:
         raise _wrong(source, f"hosts={hosts!r}, current_host={current!r}")
     # In one order on all hosts: a host's rank is its index.
     names = tuple(sorted(map(str, hosts)))
-    return Cluster(names, str(current), source, (None,) * len(names), local)
+    run = environ.get("TRAINING_JOB_ARN") or environ.get("TRAINING_JOB_NAME") or ""
+    return Cluster(names, str(current), source, (None,) * len(names), local, run)
 
 
 def _wrong(source: str, received: str) -> InvalidArgumentError:
@@ -287,7 +291,8 @@ def _from_slurm(environ: Mapping[str, str], local: int) -> Cluster | None:
         raise _wrong("Slurm's step", _of_slurm(environ)) from error
     # One task per node, srun's default, says nothing about workers.
     workers = tuple(count if count > 1 else None for count in tasks)
-    return Cluster(hosts, current, "Slurm", workers, local)
+    names = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    return Cluster(hosts, current, "Slurm", workers, local, ".".join(names) if all(names) else "")
 
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], list[int]]:
@@ -296,7 +301,7 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], list[int]]
     `mpirun` in a batch script starts its daemons in a step that misses the node of `mpirun` itself.
     """
     text = environ.get("SLURM_STEP_NODELIST")
-    if text is None or any(name in environ for name in _MPIRUN):
+    if text is None or any(name in environ for name in MPIRUN):
         return (), []
     try:
         nodes = slurm.expand_nodes(text)
@@ -318,12 +323,12 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
         return None
     if here == size:  # one host, so that mpi4py need not be asked for names
         name = socket.gethostname()
-        return Cluster((name,), name, "MPI", (size,), local)
-    names, rank = _ask_mpi(size)
+        return Cluster((name,), name, "MPI", (size,), local, environ.get("PMIX_NAMESPACE", ""))
+    names, rank, run = _ask_mpi(size)
     hosts = tuple(dict.fromkeys(names))
     tasks = [names.count(host) for host in hosts]
     workers = tuple(count if count > 1 else None for count in tasks)
-    return Cluster(hosts, names[rank], "MPI", workers, local)
+    return Cluster(hosts, names[rank], "MPI", workers, local, run)
 
 
 def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
@@ -340,8 +345,8 @@ def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> in
         ) from None
 
 
-def _ask_mpi(size: int) -> tuple[list[str], int]:
-    """Returns the host of each process of `mpirun`, and this process's rank.
+def _ask_mpi(size: int) -> tuple[list[str], int, str]:
+    """Returns the host of each process of `mpirun`, this process's rank, and a name of the run.
 
     In a process of its own, since MPI must not be in one that starts others.
     """
@@ -353,7 +358,7 @@ def _ask_mpi(size: int) -> tuple[list[str], int]:
             timeout=_MPI_SECONDS,
             check=True,
         )
-        names, rank = json.loads(asked.stdout.splitlines()[-1])
+        names, rank, run = json.loads(asked.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
         raise InvalidArgumentError(
@@ -361,7 +366,7 @@ def _ask_mpi(size: int) -> tuple[list[str], int]:
             f"not run. Received: {size} processes, and {''.join(told)}. Install mpi4py on all "
             "hosts, or pass --hosts h1:4,h2:4."
         ) from error
-    return names, rank
+    return names, rank, run
 
 
 # -------------------------------------------------------------------------------- TF_CONFIG
@@ -395,4 +400,5 @@ def _from_tf_config(environ: Mapping[str, str], local: int) -> Cluster | None:
     # Several tasks may be on one host, and no launcher has numbered them.
     before = sum(task[2] == here for task in tasks[:place])
     workers = tuple(count if count > 1 else None for count in counts)
-    return Cluster(hosts, here, "TF_CONFIG", workers, max(local, before))
+    run = json.dumps(config["cluster"], sort_keys=True)  # with the ports of this run
+    return Cluster(hosts, here, "TF_CONFIG", workers, max(local, before), run)

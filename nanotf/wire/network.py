@@ -2,8 +2,9 @@
 
 A listener binds the address of one interface, never all. Both ends of each connection prove that
 they know the run's secret before either unpickles anything, in the manner of `channel` (an HMAC
-challenge in both directions). Contents are not encrypted: other hosts must not be able to change
-the traffic, as on the private network of a cluster.
+challenge in both directions). Before that, both name their run, so that a port of another run, or
+of another program, is not taken for one whose secret differs. Contents are not encrypted: other
+hosts must not be able to change the traffic, as on the private network of a cluster.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import math
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import ProcessError
 from typing import Any
 
@@ -31,6 +33,9 @@ LOG_SECONDS = 60.0  # between lines of the log about strangers
 POLL_SECONDS = 0.2  # between looks at the guests' deadlines and at `close`
 END_SECONDS = 5.0  # for the accepting thread
 RETRY_SECONDS = 0.5  # between attempts to connect
+ATTEMPT_SECONDS = 5.0  # to connect to one of several ports
+_PORTS, _FIRST_PORT, _LAST_PORT = 4, 20000, 32000  # below those that systems give to connections
+_GREETING = 16  # bytes that name a run
 # The kernel closes a connection to a host that has lost power: seconds until the first probe,
 # between probes, their number, and the age of data that were sent and not acknowledged.
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4))
@@ -42,7 +47,22 @@ class Unreachable(OSError):
 
 
 class WrongSecret(PermissionError):
-    """The other end does not know the run's secret, or is no nanotf."""
+    """The other end belongs to the same run, and does not know its secret."""
+
+
+class OtherRun(ConnectionError):
+    """The other end belongs to another run, or is no nanotf."""
+
+
+def ports_of(run: str) -> tuple[int, ...]:
+    """Returns the ports on which the first host of a run may listen, the first choice first.
+
+    Args:
+        run: names the run on all of its hosts.
+    """
+    digests = (hashlib.sha256(f"{number} {run}".encode()).digest() for number in range(_PORTS))
+    numbers = (int.from_bytes(digest[:8], "big") for digest in digests)
+    return tuple(_FIRST_PORT + number % (_LAST_PORT - _FIRST_PORT) for number in numbers)
 
 
 def address_of(name: str, others: tuple[str, ...]) -> str:
@@ -104,49 +124,96 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return sock
 
 
+def listen_on_one(address: str, ports: Sequence[int]) -> socket.socket:
+    """Returns a socket that listens on the first of some ports that is free, as `listen` does."""
+    for port in ports[:-1]:
+        try:
+            return listen(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return listen(address, ports[-1])
+
+
 def connect(
-    host: str, port: int, secret: bytes, deadline: float, waits: Callable[[], None] = lambda: None
+    host: str,
+    ports: Sequence[int],
+    secret: bytes,
+    deadline: float,
+    waits: Callable[[], None] = lambda: None,
+    run: str = "",
 ) -> Channel:
     """Connects to a host that may not have started, or whose name may not resolve, yet.
 
     Args:
         host: name or address.
+        ports: it listens on one of them; others may be those of other runs.
         deadline: by `time.monotonic`.
         waits: called before each new attempt.
+        run: names the run on all of its hosts.
 
     Raises:
         Unreachable: It did not answer before the deadline.
         WrongSecret: It answered, but does not know the secret.
     """
     while True:
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            return _prove(socket.create_connection((host, port), left), secret, first=False)
-        except WrongSecret:  # an OSError, too, but the next attempt would get the same answer
-            raise
-        except OSError as error:  # it may be there, and have no room for another connection now
-            if time.monotonic() + RETRY_SECONDS > deadline:
-                raise Unreachable(f"{type(error).__name__}: {error}") from error
+        failed: OSError | None = None
+        for port in ports:
+            left = max(0.1, deadline - time.monotonic())
+            left = left if len(ports) == 1 else min(left, ATTEMPT_SECONDS)
+            try:
+                sock = socket.create_connection((host, port), left)
+                return _prove(sock, secret, run, first=False)
+            except WrongSecret:  # an OSError, too, but another attempt would get the same answer
+                raise
+            except OSError as error:  # it may be there, and have no room for a connection now
+                failed = failed or error
+        if time.monotonic() + RETRY_SECONDS > deadline:
+            raise Unreachable(f"{type(failed).__name__}: {failed}") from failed
         waits()
         time.sleep(RETRY_SECONDS)
 
 
-def accept(sock: socket.socket, secret: bytes) -> Channel:
+def accept(sock: socket.socket, secret: bytes, run: str = "") -> Channel:
     """Returns the channel of a connection that a listener has accepted.
 
     Args:
         sock: owned by the channel from now on.
+        run: as for `connect`.
 
     Raises:
-        WrongSecret: The other end does not know the secret.
-        OSError: It has gone, or says nothing.
+        WrongSecret: The other end belongs to the run, and does not know its secret.
+        OSError: It has gone, says nothing, or is another one.
     """
-    return _prove(sock, secret, first=True)
+    return _prove(sock, secret, run, first=True)
 
 
-def _prove(sock: socket.socket, secret: bytes, *, first: bool) -> Channel:
-    _watch(sock)
+def _name_run(sock: socket.socket, run: str) -> None:
+    """Names the run to the other end, which does the same. Raises `OSError` if it does not."""
+    own = hashlib.sha256(f"nanotf {run}".encode()).digest()[:_GREETING]
+    sock.settimeout(HANDSHAKE_SECONDS)
+    sock.sendall(own)
+    theirs = b""
+    while len(theirs) < _GREETING:
+        part = sock.recv(_GREETING - len(theirs))
+        if not part:
+            raise ConnectionError("the other end has closed the connection")
+        theirs += part
+    if theirs != own:
+        raise OtherRun("another run, or another program, uses this port")
     sock.setblocking(True)  # with a timeout its descriptor does not block, as `Channel` needs it to
+
+
+def _prove(sock: socket.socket, secret: bytes, run: str, *, first: bool) -> Channel:
+    try:
+        _watch(sock)
+        _name_run(sock, run)
+    except OtherRun:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
     channel = Channel(sock)
     try:
         channel.limit(HANDSHAKE_SECONDS)
@@ -182,6 +249,7 @@ class Gate:
         admit: called with a guest's first message and its channel, which it then owns, in the
             guest's thread, which may wait.
         refuse: called with the reason why somebody was sent away.
+        run: as for `connect`.
     """
 
     def __init__(
@@ -190,7 +258,9 @@ class Gate:
         secret: bytes,
         admit: Callable[[Any, Channel], None],
         refuse: Callable[[str], None] = lambda _: None,
+        run: str = "",
     ) -> None:
+        self._run = run
         self._listener, self._secret, self._admit, self._refuse = listener, secret, admit, refuse
         self._lock = threading.Lock()  # guards the rest
         self._guests: list[_Guest] = []  # the oldest first
@@ -272,7 +342,7 @@ class Gate:
     def _greet(self, guest: _Guest) -> None:
         channel: Channel | None = None
         try:
-            channel = accept(guest.sock, self._secret)
+            channel = accept(guest.sock, self._secret, self._run)
             # For each read; `_look_at_clock` holds the guest to its deadline for all of them.
             channel.limit(HANDSHAKE_SECONDS)
             message = channel.receive()
@@ -281,17 +351,21 @@ class Gate:
             self._leave(guest)
             if channel is not None:
                 channel.close()
-            self._note(guest.address, isinstance(error, WrongSecret))
+            self._note(guest.address, error)
             return
         self._leave(guest)
         self._admit(message, channel)
 
-    def _note(self, address: str, is_wrong: bool) -> None:
+    def _note(self, address: str, error: Exception) -> None:
         with self._lock:
             if self._closed:
                 return
             self._unknown.append(address)
-        why = "does not know this run's secret" if is_wrong else "has not said who it is"
+        why = "has not said who it is"
+        if isinstance(error, WrongSecret):
+            why = "does not know this run's secret"
+        elif isinstance(error, OtherRun):
+            why = "belongs to another run, or is no nanotf"
         self._refuse(f"A process on {address} {why}.")
 
 
@@ -322,7 +396,7 @@ def introduce(host: str, port: int, secret: bytes, deadline: float, message: Mes
         Unreachable, WrongSecret: As `connect`.
     """
     while True:
-        channel = connect(host, port, secret, deadline)
+        channel = connect(host, (port,), secret, deadline)
         try:
             channel.send(message)
             return hand_over(channel)

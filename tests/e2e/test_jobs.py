@@ -349,12 +349,38 @@ def test_a_script_that_fails(own: bool, folder: pathlib.Path) -> None:
     assert found["ExitCodes"] == {"algo-1": 7}
 
 
-def test_a_script_killed_by_the_kernel(folder: pathlib.Path) -> None:
+def test_a_script_that_is_killed(folder: pathlib.Path) -> None:
     script = _write(folder, "import os; os.kill(os.getpid(), 9)")
     state = follow.wait(launch.start(JobRequest("a", SourceCode(script)), folder / "jobs"))
     assert state.exit_codes == {"algo-1": 137}
     reason = str(state.failure_reason)
-    assert 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' in reason
+    assert 'ExtraInfo "Process killed by SIGKILL (signal 9)"' in reason  # not for lack of memory
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_estimator_says_that_a_job_was_stopped(
+    stops: bool, folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call of `fit` returns it and warns."""
+    estimator = TensorFlow(
+        entry_point=_write(folder, WAITING),
+        output_path=str(folder / "jobs"),
+        environment={"GATE": str(folder / "gate")},
+        max_run=None if stops else 0.5,
+        model_dir=False,
+    )
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        if stops:
+            assert estimator.fit(job_name="a", wait=False) is None
+            job = estimator.jobs[0]
+            wait_until(lambda: "begun" in job.logs(), "the script begins", SECONDS)
+            job.stop()
+            assert job.wait(logs=False) == "Stopped"
+        else:
+            assert estimator.fit(job_name="a", logs=False) == "Stopped"
+    phase = "Stopped" if stops else "MaxRuntimeExceeded"
+    assert f"Job a was stopped before its script had ended ({phase})." in caplog.text
 
 
 def test_an_estimator_in_two_processes(folder: pathlib.Path) -> None:
@@ -466,6 +492,59 @@ def test_remote_data_checkpoints_and_results(folder: pathlib.Path) -> None:
     assert (folder / "kept/count").read_text() == "11"
     with tarfile.open(folder / "results/b/output/model.tar.gz") as tar:
         assert tar.getnames() == ["model.txt"]
+
+
+# A storage that never takes what it is sent, and catches what an upload may raise.
+ENDLESS = """
+import time
+from fsspec import AbstractFileSystem
+class Endless(AbstractFileSystem):
+    protocol = "endless"
+    def put_file(self, *_, **__):
+        while True:
+            try:
+                print("sending", flush=True)
+                time.sleep(600)
+            except Exception:
+                pass
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("stops", [1, 2])
+def test_a_stop_ends_an_upload(stops: int, folder: pathlib.Path) -> None:
+    """The archive is kept. With two stops, the first one is for the script."""
+    pytest.importorskip("fsspec")
+    (folder / "endless.py").write_text(ENDLESS)
+    (folder / "endless-1.dist-info").mkdir()
+    (folder / "endless-1.dist-info/METADATA").write_text("Name: endless\nVersion: 1\n")
+    points = "[fsspec.specs]\nendless = endless:Endless\n"
+    (folder / "endless-1.dist-info/entry_points.txt").write_text(points)
+    script = """
+    import os, pathlib, time
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "m").touch()
+    print("saved", flush=True)
+    time.sleep(600 * int(os.environ["STOPS"]) - 600)
+    """
+    program = f"""
+    from nanotf.sagemaker.jobs import launch
+    from nanotf.sagemaker.jobs.record import JobRequest
+    from nanotf.sagemaker.jobs.source import SourceCode
+    source = SourceCode({_write(folder, script)!r})
+    variables = {{"STOPS": "{stops}"}}
+    request = JobRequest("a", source, environment=variables, upload="endless://bucket")
+    launch.start(request, {str(folder / "jobs")!r})
+    """
+    run_python(folder, "-c", textwrap.dedent(program), PYTHONPATH=f"{ROOT}:{folder}")
+    job = record.find("a", folder / "jobs")
+    if stops == 2:
+        wait_until(lambda: "saved" in follow.LogReader(job).read(), "the script saves", SECONDS)
+        assert follow.stop(job).status == "Stopping"
+    wait_until(lambda: "sending" in job.supervisor_log.read_text(), "the upload", SECONDS)
+    assert follow.stop(job).status == "Stopped"
+    assert follow.model_data(job) == str(job.model)
+    with tarfile.open(job.model) as tar:
+        assert tar.getnames() == ["m"]
 
 
 def test_data_that_are_not_there(folder: pathlib.Path) -> None:
@@ -581,6 +660,15 @@ def test_a_host_that_dies(folder: pathlib.Path) -> None:
     assert state.status == "Failed"
     assert state.exit_codes["algo-2"] == 128 + signal.SIGKILL
     assert 'Host "algo-2"' in str(state.failure_reason)
+
+
+def test_the_reason_is_of_the_host_that_failed(folder: pathlib.Path) -> None:
+    """The other one ends with it, and sooner: the failed script has much to do at its end."""
+    source = "raise ValueError('why')"
+    request = JobRequest("a", SourceCode(_write(folder, source)), num_processes="1", instances=2)
+    state = follow.wait(launch.start(request, folder / "jobs"))
+    assert state.exit_codes == {"algo-1": 1, "algo-2": 0}
+    assert 'ValueError: why"\nHost "algo-1"' in str(state.failure_reason)
 
 
 REQUIREMENT = """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nanotf.console import say
@@ -32,7 +32,7 @@ class Agent:
         workers: how many workers it lends; 0 to only wait for the end of the run.
         secret: the run's.
         address: the one at which the other hosts reach this one.
-        first: the address and port of the first host.
+        first: the address of the first host, and the ports on one of which it listens.
         part: see `neighbours.plan`.
     """
 
@@ -42,7 +42,7 @@ class Agent:
         workers: int,
         secret: bytes,
         address: str,
-        first: tuple[str, int],
+        first: tuple[str, Sequence[int]],
         part: float = 1.0,
     ) -> None:
         self._cluster, self._workers, self._secret = cluster, workers, secret
@@ -94,15 +94,17 @@ class Agent:
         name, seconds = self._cluster.hosts[0], members.join_seconds()
         deadline = time.monotonic() + seconds
         reached = [False]
+        (address, ports), run = self._first, self._cluster.run
+        shown = f"{address} port {', '.join(map(str, ports))}"
 
         def waits() -> None:
             if not reached[0]:
-                say(f"waiting for host {name} ({self._first[0]} port {self._first[1]}).")
+                say(f"waiting for host {name} ({shown}).")
                 reached[0] = True
 
         try:
             while True:
-                channel = network.connect(*self._first, self._secret, deadline, waits)
+                channel = network.connect(address, ports, self._secret, deadline, waits, run)
                 try:
                     answer = self._introduce(channel)
                     break
@@ -112,8 +114,8 @@ class Agent:
         except network.Unreachable as error:
             raise NanoError(
                 f"The first host must answer within {seconds:.0f} s ({members.JOIN_VARIABLE}). "
-                f"Received: host {name}, {self._first[0]} port {self._first[1]}: {error}. Run the "
-                "same command there, and see that this port can be reached."
+                f"Received: host {name}, {shown}: {error}. Run the same command there, and see "
+                "that this port can be reached."
             ) from error
         except network.WrongSecret as error:
             raise NanoError(

@@ -196,10 +196,11 @@ class Hosts:
         workers: the number of workers on this host.
         secret: all hosts'.
         address: the one to listen on.
+        ports: it listens on the first of them that is free.
         part: see `neighbours.plan`.
 
     Raises:
-        OSError: The port is taken, or the address is not this host's.
+        OSError: The ports are taken, or the address is not this host's.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Hosts:
         workers: int,
         secret: bytes,
         address: str,
-        port: int,
+        ports: Sequence[int],
         part: float = 1.0,
     ) -> None:
         self.cluster, self.workers, self.secret, self.part = cluster, workers, secret, part
@@ -219,9 +220,9 @@ class Hosts:
         self._waiting: list[Channel] = []  # of processes that lend nothing
         self._refused: collections.Counter[str] = collections.Counter()
         self._ended = False
-        listener = network.listen(address, port)
+        listener = network.listen_on_one(address, ports)
         self.address: tuple[str, int] = listener.getsockname()[:2]
-        self._gate = network.Gate(listener, secret, self._admit, self._note_refused)
+        self._gate = network.Gate(listener, secret, self._admit, self._note_refused, cluster.run)
 
     def next_pool(self) -> int:
         """Returns a new number for a pool."""

@@ -58,7 +58,7 @@ class RayAgent:
             workers,
             secret,
             first[0] if network.is_loopback(first[0]) else address,
-            first,
+            (first[0], first[1:]),
             ray_cluster.part(workers, share, cpus),
         )
         # A connection may break although both ends live. Ray ends the actors of a dead parent.

@@ -132,7 +132,7 @@ class RayHosts:
                 counts[0],
                 secret,
                 address,
-                0,
+                (0,),
                 self._part,
             )
         except OSError as error:

@@ -2,6 +2,8 @@
 
 It forks, and leaves the session of the terminal, so it outlives the terminal. If it is killed, the
 kernel kills its programs (PR_SET_PDEATHSIG), and readers see that the owner has ended.
+
+A full disk does not end it: it holds its state and its logs, and writes them when there is room.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from nanotf.console import say
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder
+from nanotf.sagemaker.detached.log_files import LogFiles, SpokenLog
 from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.detached.starting import FULL
-from nanotf.worker.process import write_log
 
-_PAUSE = 1.0  # seconds between two tries to write the final state
+_PAUSE = 1.0  # seconds between two tries to write on a full disk
+_START_SECONDS = 60.0  # for room for the first state, while the launching process waits
+_ROOM_SECONDS = 600.0  # for room for results; what does not fit has to be told some time
+_LOG_SECONDS = 60.0  # for room for the log, if there is enough for the final state
+
+_Result = TypeVar("_Result")
 
 
 class DetachedSupervisor(abc.ABC, Generic[AnyState]):
@@ -31,12 +38,17 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
 
     Args:
         folder: the folder, whose state the launching process has written.
+        log_limit: as `limit` of `LogFiles`.
     """
 
-    def __init__(self, folder: DetachedFolder[Any, AnyState]) -> None:
+    def __init__(self, folder: DetachedFolder[Any, AnyState], log_limit: int | None = None) -> None:
         self._folder = folder
         self._state: AnyState = folder.read_state()
-        self._is_written = True  # False while the disk is full: it then has an older state
+        self._is_written = True  # False while the disk has an older state
+        self._is_full = False  # the disk did not take the last state; said once
+        self._log_until = 0.0  # the moment until which a final state waits for the log
+        self._logs = LogFiles(log_limit)
+        self.spoken = SpokenLog()
 
     @abc.abstractmethod
     def run(self) -> None:
@@ -51,7 +63,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
 
         Raises:
             NanoError: The launching process has given up. The error is of the kind's class.
-            OSError: The disk is full.
+            OSError: The disk takes no state.
         """
         if self._state.is_final:
             kind = self._folder.kind
@@ -61,60 +73,100 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
             )
         owner = Owner.this_process(is_supervisor=True)
         self._state = replace(self._state, owner=owner)
-        self._folder.write_state(self._state)
+        self._with_room("state", lambda: self._folder.write_state(self._state), _START_SECONDS)
 
     def handle_signals(self) -> None:
         """Installs the signal handlers: SIGTERM stops what it owns."""
         signal.signal(signal.SIGTERM, self._on_signal)
         # Not SIG_IGN, which programs would inherit. The launching process may ignore SIGCHLD, and
-        # then exit codes would be lost.
-        for number in (signal.SIGINT, signal.SIGHUP):
+        # then exit codes would be lost; with a handler, a program's end ends `Output.read`.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
+    # ------------------------------------------------------------------------ the record
     def _become(self, **changes: Any) -> None:
-        """Changes the state. A full disk keeps the old one until `_catch_up` finds room."""
-        self._state = replace(self._state, **changes)
-        was_written, self._is_written = self._is_written, False
-        self._catch_up(tells=was_written)
+        """Changes the state. It is written now, or by `_catch_up`."""
+        self._set(replace(self._state, **changes))
 
-    def _catch_up(self, *, tells: bool = False) -> None:
-        """Writes a state that a full disk did not take. Subclasses call it at each turn.
+    def _set(self, state: AnyState) -> None:
+        self._state, self._is_written = state, False
+        self._catch_up()
 
-        Args:
-            tells: whether to print a line if the disk is still full.
+    def _catch_up(self) -> bool:
+        """Writes what the disk has not taken. Subclasses call it at each turn.
+
+        Returns:
+            True if everything is written.
         """
-        if self._is_written:
-            return
+        held = self.spoken.catch_up() or self._logs.catch_up()
+        if not self._is_written and not self._waits_for_log(held):
+            self._write_state()
+        return self._is_written and held is None
+
+    def _waits_for_log(self, held: OSError | None) -> bool:
+        """Returns True if a final state must wait: whoever reads that finds the log whole."""
+        if held is None or not self._state.is_final:
+            return False
+        return held.errno in FULL and time.monotonic() < self._log_until
+
+    def _write_state(self) -> None:
         try:
             self._folder.write_state(self._state)
-            self._is_written = True
+            self._is_written, self._is_full = True, False
         except OSError as error:
-            if error.errno not in FULL:
-                raise
-            if tells:
+            if not self._is_full:
+                self._is_full = True
                 self._say_full("state", error)
 
     def _end(self, state: AnyState) -> None:
-        """Writes the final state. Waits for room on a full disk."""
-        self._state, is_told = state, False
+        """Writes the final state. Waits until the disk takes it."""
+        self._log_until = time.monotonic() + _LOG_SECONDS
+        self._set(state)
+        while not self._is_written and self._folder.path.is_dir():  # else someone deleted it
+            time.sleep(_PAUSE)
+            self._catch_up()
+
+    def _with_room(
+        self, what: str, action: Callable[[], _Result], seconds: float = _ROOM_SECONDS
+    ) -> _Result:
+        """Does what needs room on the disk; on a full one again, until it succeeds.
+
+        Args:
+            what: names it, for messages.
+            action: may be called after it has failed.
+            seconds: after which the disk is full for good.
+
+        Returns:
+            What the action returns.
+
+        Raises:
+            OSError: The disk is full for good, or another one of the action.
+        """
+        deadline = None
         while True:
             try:
-                self._folder.write_state(self._state)
-                self._is_written = True
-                return
+                result = action()
+                if deadline is not None:
+                    self._note_waiting(None)
+                return result
             except OSError as error:
-                if error.errno not in FULL:
+                moment = time.monotonic()
+                if error.errno not in FULL or (deadline is not None and moment > deadline):
                     raise
-                if not is_told:
-                    self._say_full("final state", error)
-                is_told = True
-                time.sleep(_PAUSE)
+                if deadline is None:
+                    deadline = moment + seconds
+                    self._note_waiting(self._say_full(what, error))
+            self._catch_up()
+            time.sleep(_PAUSE)
 
-    def _say_full(self, what: str, error: OSError) -> None:
-        noun = self._folder.kind.noun
-        say(f"the {what} of the {noun} cannot be written now: {error}", sys.stderr)
+    def _note_waiting(self, text: str | None) -> None:
+        """Records what waits for room on the disk; None when nothing does any more."""
+
+    def _say_full(self, what: str, error: OSError) -> str:
+        text = f"the {what} of the {self._folder.kind.noun} cannot be written now: {error}"
+        say(text, sys.stderr)
+        return text
 
 
 def detach(
@@ -133,16 +185,21 @@ def detach(
         owns = os.read(read_end, 1)  # empty if the supervisor ended before
         return 0 if owns else 1
     os.setsid()
-    write_log()  # what it says may not end it, though the disk is full
+    spoken = SpokenLog()
+    spoken.install()
+    code = 1
     try:
         os.close(read_end)
         supervisor = make(pathlib.Path(folder))
+        supervisor.spoken = spoken
         supervisor.handle_signals()
         supervisor.take_over()
         os.write(write_end, b"1")
         os.close(write_end)
         supervisor.run()
+        code = 0
     except BaseException:
         traceback.print_exc()
-        return 1
-    return 0
+    spoken.catch_up()
+    # Threads of an upload that was stopped would keep an ordinary end waiting.
+    os._exit(code)

@@ -117,6 +117,16 @@ class DetachedFolder(abc.ABC, Generic[AnyRequest, AnyState]):
             ended: the time, as `now` returns it; None if nobody knows it.
         """
 
+    @classmethod
+    def may_stop(cls, state: AnyState) -> bool:
+        """Returns True in a state in which a supervisor reacts to a stop."""
+        return state.status in cls.kind.running
+
+    @staticmethod
+    def notice_of(state: AnyState) -> str | None:
+        """Returns what whoever waits should know of a state; None for nothing."""
+        return None
+
     @property
     def name(self) -> str:
         """The name."""

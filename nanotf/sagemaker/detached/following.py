@@ -36,13 +36,16 @@ def wait(
     Returns:
         The state.
     """
-    told = False
+    told, notice = False, None
     while True:
         state = folder.read_state()  # before the log: a final state means that the log is whole
         if log is not None and (text := read()):
             log(text)
         if until(state):
             return state
+        before, notice = notice, folder.notice_of(state)
+        if notice not in (None, before):
+            logger.warning("%s", notice)
         if not told and state.owner.is_here and stalls.is_stopped(state.owner.pid):
             told = True
             logger.warning("%s", _of_stopped(folder, state))
@@ -79,7 +82,7 @@ def stop(folder: DetachedFolder[Any, AnyState]) -> AnyState:
             kind's class.
     """
     kind, state = folder.kind, _supervised(folder)
-    if state.status not in kind.running:
+    if not folder.may_stop(state):
         raise InvalidArgumentError(
             f"Only {kind.a_noun} in progress can be stopped. Received: {folder.name}, whose status "
             f"is {state.status}."
@@ -95,15 +98,16 @@ def stop(folder: DetachedFolder[Any, AnyState]) -> AnyState:
         os.kill(state.owner.pid, signal.SIGTERM)
     except ProcessLookupError:
         return folder.read_state()
-    deadline = time.monotonic() + _STOP_SECONDS
-    while (state := folder.read_state()).status in kind.running:
+    before, deadline = state, time.monotonic() + _STOP_SECONDS
+    while (state := folder.read_state()).status in kind.running or state == before:
         if time.monotonic() > deadline:
             if stalls.is_stopped(state.owner.pid):
                 raise kind.error(_of_stopped(folder, state))
             raise kind.error(
                 f"The supervisor of {kind.a_noun} must react to SIGTERM in {_STOP_SECONDS:.0f} s. "
                 f"Received: no reaction of process {state.owner.pid}, {kind.noun} {folder.name}. "
-                "Kill it: the kernel then ends its programs."
+                "On a full disk it cannot record the stop: make room. Otherwise kill it: the "
+                "kernel then ends its programs."
             )
         time.sleep(_PAUSE)
     return state

@@ -23,7 +23,7 @@ from nanotf.machine import private_mounts
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
-_TAIL_CHARACTERS = 600  # so that the first 1,024 of the text, the reason, hold the last line
+_TAIL_CHARACTERS = 600  # so that the reason, 1,024 of the text, holds all of them
 _DRAIN_SECONDS = 5.0  # for output that a program has written before it ended
 
 
@@ -228,10 +228,14 @@ class Output:
         *lines, rest = (self._rests[stream] + data).split(b"\n")
         for line in lines:
             self._write(program, line + b"\n", is_error)
-        # A progress bar may write megabytes without a line end.
-        if rest and (not data or len(rest) > _CHUNK):
+        if rest and not data:
             self._write(program, rest + b"\n", is_error)
-            rest = b""
+        elif len(rest) > _CHUNK:
+            # A progress bar may write megabytes without a line end. It is cut where it begins anew:
+            # a number must not be cut.
+            whole = rest.rfind(b"\r") if rest.rfind(b"\r") > 0 else len(rest)
+            self._write(program, rest[:whole] + b"\n", is_error)
+            rest = rest[whole:]
         self._rests[stream] = rest
         if not data:
             self._close(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import subprocess
@@ -11,8 +12,10 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder, now
+from nanotf.sagemaker.detached.log_files import last_lines
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
+_TAIL = 4000  # characters of the supervisor's log in an error
 _START_SECONDS = 120.0  # a new interpreter, on a busy machine
 
 
@@ -79,6 +82,7 @@ def start_supervisor(folder: DetachedFolder[Any, AnyState], module: str) -> None
         state = folder.read_state()
         # Only the owner writes the state: a supervisor that took over records its own failure.
         if not state.owner.is_supervisor:
-            folder.write_state(folder.failed(state, reason, now()))
-        said = folder.supervisor_log.read_text(errors="replace").strip()
+            with contextlib.suppress(OSError):  # readers see that the owner has ended
+                folder.write_state(folder.failed(state, reason, now()))
+        said = last_lines(folder.supervisor_log, _TAIL)
         raise kind.error(f"{reason}\n{said}") from error

@@ -25,7 +25,6 @@ from nanotf.errors import describe_exit
 from nanotf.sagemaker.detached import log_files, processes
 from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
-from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
 from nanotf.sagemaker.endpoints import endpoint_record as record
 from nanotf.sagemaker.endpoints.endpoint_command import listening
@@ -45,13 +44,12 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
     """The owner of an endpoint."""
 
     def __init__(self, endpoint: EndpointFolder) -> None:
-        super().__init__(endpoint)
+        super().__init__(endpoint, _LOG_BYTES)
         self._endpoint = endpoint
         self._request = endpoint.read_request()
         self._is_stopping = False  # set by the signal handler, read by the main thread
         self._is_late = False  # the server has not answered in time
         self._ends: collections.deque[float] = collections.deque()  # moments of the last ends
-        self._logs = LogFiles(_LOG_BYTES)
 
     def _on_signal(self, *_: object) -> None:
         self._is_stopping = True

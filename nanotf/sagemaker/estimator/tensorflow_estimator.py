@@ -135,7 +135,7 @@ class TensorFlow:
         job_name: str | None = None,
         experiment_config: Any = None,
         run_tensorboard_locally: bool = False,
-    ) -> None:
+    ) -> str | None:
         """Runs the script as a job.
 
         Args:
@@ -149,6 +149,10 @@ class TensorFlow:
             run_tensorboard_locally: bool, default False; prints the command of TensorBoard for the
                 job, which the SDK's version 1 started.
 
+        Returns:
+            "Completed", or "Stopped" after `stop` or `max_run`, with a warning. None if it does not
+            wait.
+
         Raises:
             InvalidArgumentError: The job cannot run; no process was started.
             JobError: The job has failed.
@@ -159,8 +163,7 @@ class TensorFlow:
         self.jobs.append(self.latest_training_job)
         if run_tensorboard_locally:
             say(f"to follow the job: tensorboard --logdir {shlex.quote(str(job.path))}", sys.stderr)
-        if wait:
-            self.latest_training_job.wait(logs=logs)
+        return self.latest_training_job.wait(logs=logs) if wait else None
 
     def _stem(self) -> str:
         return pathlib.PurePath(self.entry_point).stem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from nanotf.console import say
+from nanotf.console import logger, say
 from nanotf.errors import JobError
 from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.jobs import follow, metrics, record
@@ -48,12 +48,15 @@ class TrainingJob:
         """Returns the log so far."""
         return follow.LogReader(self._folder).read()
 
-    def wait(self, logs: bool | str = True) -> None:
-        """Waits until the job has ended.
+    def wait(self, logs: bool | str = True) -> str:
+        """Waits until the job has ended. Warns if it was stopped, as SageMaker's SDK does.
 
         Args:
             logs: bool or str, default True. Prints the log, from its beginning, unless it is False
                 or "None".
+
+        Returns:
+            "Completed", or "Stopped".
 
         Raises:
             JobError: The job has failed.
@@ -69,6 +72,15 @@ class TrainingJob:
             told = follow.told_of_model(self._folder)
             if told:
                 say(f"job {self.name} completed{told}", sys.stderr)
+        if state.status == record.STOPPED:
+            logger.warning(
+                "Job %s was stopped before its script had ended (%s). Its archives hold what the "
+                "script had saved by then. Its folder: %s",
+                self.name,
+                state.phase,
+                self._folder.path,
+            )
+        return state.status
 
     def stop(self) -> None:
         """Asks the job to stop: SIGTERM to its script, SIGKILL after 120 s. Does not wait.

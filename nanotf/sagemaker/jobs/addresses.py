@@ -7,9 +7,11 @@ fsspec comes with the extra `nanotf[remote]`; each kind of storage also needs it
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pathlib
 import re
+import shutil
 import urllib.parse
 from typing import Any
 
@@ -68,20 +70,52 @@ def _file_system_class(address: str) -> Any:
 
 
 def download(address: str, folder: pathlib.Path) -> None:
-    """Copies a remote folder's content, or a single file, into a local folder.
+    """Copies a remote folder's content, a file, or the files of a prefix into a new local folder.
+
+    A prefix is an address such as `s3://bucket/data/part`, where nothing is but the files
+    `data/part-0` and `data/part-1`, as SageMaker's S3Prefix.
 
     Args:
         address: not a local one.
-        folder: created if it is missing.
+        folder: appears when it is whole.
     """
     system, path = _open(address)
-    folder.mkdir(parents=True, exist_ok=True)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a try on a full disk
+    part.mkdir(parents=True)
+    try:
+        _fetch(system, path, part, address)
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _fetch(system: Any, path: str, folder: pathlib.Path, address: str) -> None:
     if system.isdir(path):
         system.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
-    elif system.exists(path):
-        system.get_file(path, str(folder / path.rstrip("/").rpartition("/")[2]))
-    else:
+        return
+    parent = path.rstrip("/").rpartition("/")[0]
+    found = [path] if system.exists(path) else _with_prefix(system, parent, path)
+    if not found:
         raise InvalidArgumentError(f"The data must exist. Received: {address} (nothing is there).")
+    for file in found:
+        place = folder / file[len(parent) :].strip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(file, str(place))
+
+
+def _with_prefix(system: Any, parent: str, prefix: str) -> list[str]:
+    """Returns the files whose path begins with a prefix."""
+    if prefix.endswith("/") or not parent:
+        return []
+    # Object storage lists by prefix; of a large bucket, nothing else may be listed.
+    knows_prefixes = "prefix" in inspect.signature(system.find).parameters
+    options = {"prefix": prefix[len(parent) :].lstrip("/")} if knows_prefixes else {}
+    try:
+        return [file for file in system.find(parent, **options) if file.startswith(prefix)]
+    except FileNotFoundError:
+        return []
 
 
 def exists(address: str) -> bool:
@@ -91,13 +125,30 @@ def exists(address: str) -> bool:
 
 
 def upload(file: pathlib.Path, address: str) -> None:
-    """Copies a file, or a folder's content, to a remote address."""
+    """Copies a file, or a folder's content, to a remote address.
+
+    Only writes files, where that is enough: who may write to a storage need not be allowed to list
+    it.
+    """
     system, path = _open(address)
-    # Object storage has no folders, but a file system behind fsspec needs the parent.
-    system.makedirs(path.rpartition("/")[0], exist_ok=True)
-    if file.is_dir():
-        system.put(f"{file}/", f"{path.rstrip('/')}/", recursive=True)
-    else:
+    if not file.is_dir():
+        _put(system, file, path)
+        return
+    for folder, _, names in os.walk(file):
+        for name in sorted(names):
+            each = pathlib.Path(folder, name)
+            _put(system, each, f"{path.rstrip('/')}/{each.relative_to(file).as_posix()}")
+
+
+def _put(system: Any, file: pathlib.Path, path: str) -> None:
+    try:
+        system.put_file(str(file), path)
+    except FileNotFoundError:
+        # Object storage has no folders, but a file system behind fsspec needs the parent. A bucket
+        # that does not exist is a mistake.
+        if not system.exists(path.partition("/")[0] or "/"):
+            raise
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)
         system.put_file(str(file), path)
 
 

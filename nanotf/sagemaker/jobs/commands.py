@@ -2,7 +2,7 @@
 
 Sets for the script: the variables of `script_variables`; PYTHONPATH, from the code to the aliases;
 PYTHONUNBUFFERED; NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and
-NANOTF_SECRET. The user's own `environment` of the request wins.
+NANOTF_SECRET and NANOTF_OWN_EXIT_CODE. The user's own `environment` of the request wins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import nanotf
 from nanotf.machine import topology
+from nanotf.machine.cluster import OWN_CODE_VARIABLE
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.detached import processes
 from nanotf.sagemaker.detached.processes import OwnedProcess
@@ -109,6 +110,7 @@ def variables_of_hosts(request: JobRequest) -> dict[str, str]:
         "NANOTF_HOST_ADDRESSES": ",".join(pairs),
         "NANOTF_PORT": str(free_port()),
         "NANOTF_SECRET": secrets.token_hex(32),
+        OWN_CODE_VARIABLE: "1",  # who has failed by itself, and who has followed?
     }
 
 

@@ -152,7 +152,7 @@ def provide(channel: DataChannel, tree: Tree, downloads: pathlib.Path) -> pathli
     if path.is_dir():
         place.symlink_to(path, target_is_directory=True)
     else:  # as a container has it: a folder with this one file
-        place.mkdir()
+        place.mkdir(exist_ok=True)  # from a try on a full disk
         (place / path.name).symlink_to(path)
     return path
 

@@ -98,6 +98,7 @@ def describe(job: JobFolder) -> dict[str, Any]:
         "ModelArtifacts": {"S3ModelArtifacts": model_data(job)},
         "FinalMetricDataList": [{"MetricName": n, "Value": v} for n, v in found.items()],
         "ExitCodes": state.exit_codes,
+        "Waiting": state.waiting,
         "NumProcesses": request.num_processes,
         "Hosts": request.hosts,
         "Folder": str(job.path),
@@ -114,8 +115,7 @@ def model_data(job: JobFolder) -> str | None:
     if not job.model.exists():
         return None
     upload = job.read_request().upload
-    # The supervisor uploads before it writes the final state; the upload may not exist before.
-    if upload is not None and job.read_state().is_final:
+    if upload is not None and job.model.name in job.read_state().uploaded:
         return addresses.join(upload, job.name, "output", job.model.name)
     return str(job.model)
 

@@ -64,7 +64,10 @@ def parse(text: Any) -> Any:
 
 
 def parse_options(options: Iterable[str]) -> dict[str, Any]:
-    """Reads the options `-p name=value` of the command line.
+    """Reads the options `-p name=value` of the command line, so that scripts get what was typed.
+
+    A number that prints otherwise, such as 1.10 or 12e3, stays a text. SageMaker passes 1.1 and
+    12000.0; a warning says so.
 
     Raises:
         InvalidArgumentError: A text has no name or no "=", or two have the same name.
@@ -80,8 +83,32 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
             raise InvalidArgumentError(
                 f"A hyperparameter must be given once. Received: -p {name}= twice."
             )
-        values[name] = parse(text)
+        values[name] = _typed(text)
+    _warn_of_numbers(values)
     return values
+
+
+def _typed(text: str) -> Any:
+    value = parse(text)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return text if is_number and str(value) != text else value
+
+
+def _warn_of_numbers(values: Mapping[str, Any]) -> None:
+    """Warns about texts that SageMaker reads as numbers."""
+    found = [
+        f"{name}={value} (SageMaker passes {number})"
+        for name, value in values.items()
+        if isinstance(value, str)
+        and isinstance(number := parse(value), int | float)
+        and not isinstance(number, bool)
+    ]
+    if found:
+        logger.warning(
+            "A script receives the value of -p as it was typed. Received: %s. Type what SageMaker "
+            "passes to have the same here and there.",
+            ", ".join(found),
+        )
 
 
 def is_platform(name: str) -> bool:

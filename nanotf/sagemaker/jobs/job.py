@@ -120,7 +120,7 @@ class Job:
         return int(text) if text else script_variables.count_gpus()
 
     def failure(self, text: str) -> None:
-        """Says why the job fails; its first 1,024 characters become the failure's reason.
+        """Says why the job fails: the reason of its failure. SageMaker reads 1,024 characters.
 
         The first text of a job counts. The script must still end with an exit code other than 0.
         In plain Python the text is logged.

@@ -55,6 +55,28 @@ def parse_options(options: Iterable[str]) -> list[Metric]:
     return metrics
 
 
+# What moves the cursor of a terminal; other sequences, such as colors, show nothing.
+_CONTROLS = re.compile(r"(\r|\x08+|\x1b\[[0-9;?]*[A-Za-z])")
+
+
+def shown(line: str) -> str:
+    """Returns what a terminal shows of a line in the end: later text covers earlier text."""
+    if not _CONTROLS.search(line):
+        return line
+    found, column = "", 0
+    for part in _CONTROLS.split(line.rstrip("\r\n")):
+        if part == "\r":
+            column = 0
+        elif part.startswith("\x08"):
+            column = max(column - len(part), 0)
+        elif part == "\x1b[K":
+            found = found[:column]
+        elif not part.startswith("\x1b"):
+            found = found[:column].ljust(column) + part + found[column + len(part) :]
+            column += len(part)
+    return found
+
+
 class Finder:
     """Finds metrics in lines."""
 
@@ -62,7 +84,11 @@ class Finder:
         self._expressions = [(metric.name, re.compile(metric.regex)) for metric in metrics]
 
     def find(self, line: str) -> Iterator[tuple[str, float]]:
-        """Yields the name and the value of each metric in a line; the first match of each."""
+        """Yields the name and the value of each metric in a line; the first match of each.
+
+        The line is read as a terminal shows it: Keras's progress bar writes over itself.
+        """
+        line = shown(line)
         for name, expression in self._expressions:
             found = expression.search(line)
             if found is None or found[1] is None:

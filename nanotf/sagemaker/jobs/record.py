@@ -34,6 +34,7 @@ from nanotf.sagemaker.jobs.tree import Tree
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
 COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
 FINAL = (COMPLETED, FAILED, STOPPED)
+UPLOADING = "Uploading"  # the phase in which a stop ends the upload
 REASON_LENGTH = 1024  # of the text in output/failure, as a container's platform reports it
 
 KIND = Kind("job", "a job", "NANOTF_JOBS", "jobs", JobError, running=(IN_PROGRESS,))
@@ -112,6 +113,8 @@ class JobState:
     failure_reason: str | None = None  # at most 1,024 characters
     # The reason without what the script's log ends with; None if the log says nothing of it.
     failure_beside_log: str | None = None
+    uploaded: list[str] = field(default_factory=list)  # names of archives that have arrived
+    waiting: str | None = None  # what waits for room on the disk
 
     @property
     def is_final(self) -> bool:
@@ -127,11 +130,12 @@ class JobState:
         """
         owner = Owner.from_json(value["owner"])
         state = cls(**value | {"owner": owner})
-        beside = state.failure_reason, state.failure_beside_log
+        beside = state.failure_reason, state.failure_beside_log, state.waiting
         texts = (state.status, state.phase, state.created)
         must(state.status in (IN_PROGRESS, STOPPING, *FINAL), "status")
         must(all(isinstance(text, str) for text in texts), "texts")
         must(all(isinstance(t, str | None) for t in (state.started, state.ended, *beside)), "texts")
+        must(all(isinstance(name, str) for name in state.uploaded), "uploaded")
         must(all(isinstance(code, int) for code in state.exit_codes.values()), "exit_codes")
         return state
 
@@ -156,6 +160,16 @@ class JobFolder(DetachedFolder[JobRequest, JobState]):
     def failed(state: JobState, reason: str, ended: str | None = None) -> JobState:
         """Returns the state after a failure."""
         return replace(state, status=FAILED, phase=FAILED, failure_reason=reason, ended=ended)
+
+    @classmethod
+    def may_stop(cls, state: JobState) -> bool:
+        """Returns True also for an upload after a stop: another stop ends that."""
+        return super().may_stop(state) or (state.status == STOPPING and state.phase == UPLOADING)
+
+    @staticmethod
+    def notice_of(state: JobState) -> str | None:
+        """Returns what keeps the job waiting."""
+        return state.waiting
 
     @property
     def code(self) -> pathlib.Path:

@@ -8,7 +8,7 @@ Detached (see `detached.detached_supervisor`), so a job outlives the terminal.
     Uploading     archives of the model and of other output
 
 SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after the `stop_seconds` of
-the request (120 by default).
+the request (120 by default). A download or an upload ends at once.
 
 `commands` lists the variables that it sets for the script.
 """
@@ -16,23 +16,22 @@ the request (120 by default).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pathlib
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nanotf.errors import NanoError
+from nanotf.errors import JobError, NanoError
 from nanotf.sagemaker.detached import processes
 from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
-from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
 from nanotf.sagemaker.jobs import (
     addresses,
-    archives,
     commands,
     container_base,
     data_channels,
@@ -40,6 +39,7 @@ from nanotf.sagemaker.jobs import (
     metrics,
     packages,
     record,
+    results,
     source,
 )
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
@@ -49,8 +49,8 @@ _AGENT_SECONDS = 60.0  # for other hosts to end after the first one
 _CHECKPOINTS = "checkpoints"
 
 
-class _Stop(Exception):
-    """The job is asked to stop before its script has begun."""
+class _Stop(BaseException):  # not an Exception: libraries that upload catch and retry those
+    """The job is asked to stop while its script does not run."""
 
 
 class JobSupervisor(DetachedSupervisor[JobState]):
@@ -61,28 +61,26 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         self._job = job
         self._request: JobRequest = job.read_request()
         self._stop_reason: str | None = None  # set by the signal handler, read by the main thread
-        self._is_preparing = False
+        self._is_stoppable = False  # a signal ends at once what the main thread does
         self._programs: list[OwnedProcess] = []
         self._failed: OwnedProcess | None = None  # the first one that failed by itself
         self._pipes: list[list[str]] = []  # modules that feed, with arguments
-        self._logs = LogFiles()
+        self._memory_kills = failure.memory_kills()  # before the scripts
         self._finder = metrics.Finder(self._request.metrics)
 
     def run(self) -> None:
         """Runs the job to its end. The final state is written in any case."""
         try:
             try:
-                self._is_preparing = True
-                if self._stop_reason is not None:  # the signal came before this line
-                    raise _Stop
-                python = self._prepare()
-                self._is_preparing = False
+                with self._stoppable():
+                    if self._stop_reason is not None:  # the signal came before this line
+                        raise _Stop
+                    python = self._prepare()
                 self._train(python)
             except _Stop:
-                self._is_preparing = False
+                pass
             self._finish()
         except BaseException as error:
-            self._is_preparing = False
             for program in self._programs:
                 program.kill_group()
             is_explained = isinstance(error, NanoError)
@@ -93,9 +91,18 @@ class JobSupervisor(DetachedSupervisor[JobState]):
     def _on_signal(self, *_: object) -> None:
         self._stop_reason = self._stop_reason or record.STOPPED
         # An exception ends a download or pip at once. Scripts are ended by `_watch`, which waits.
-        if self._is_preparing:
-            self._is_preparing = False  # once
+        if self._is_stoppable:
+            self._is_stoppable = False  # once
             raise _Stop
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Lets a signal end what is done in this context, by `_Stop`."""
+        self._is_stoppable = True
+        try:
+            yield
+        finally:
+            self._is_stoppable = False
 
     # ------------------------------------------------------------------------- the state
     def _end_as(self, status: str, phase: str, reason: str | None) -> None:
@@ -104,6 +111,9 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             replace(self._state, status=status, phase=phase, failure_reason=reason, ended=now())
         )
 
+    def _note_waiting(self, text: str | None) -> None:
+        self._become(waiting=text)
+
     def _fail(self, text: str, beside_log: str | None = None) -> None:
         """Ends the job as failed, by this text unless the script has said why it fails.
 
@@ -111,12 +121,12 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             beside_log: the text without what the script's log ends with; None if the log says
                 nothing of the failure.
         """
-        first = self._job.tree(self._request.host_names[0])
+        path = self._job.tree(self._request.host_names[0]).failure
         try:
-            reason = failure.write(first.failure, text)
+            reason = self._with_room(path.name, lambda: failure.write(path, text))
         except OSError as error:
-            reason = f"{text[: record.REASON_LENGTH - 200]}\n(output/failure: {error})"
-        if text.startswith(reason):  # else the script's own, which the log need not have
+            reason = failure.reason_of(f"{text}\n(output/failure: {error})")
+        if reason == failure.reason_of(text):  # else the script's own, which the log need not have
             self._state = replace(self._state, failure_beside_log=beside_log)
         self._end_as(record.FAILED, record.FAILED, reason)
 
@@ -128,11 +138,17 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         for host in self._request.host_names:
             tree = self._job.tree(host)
             for channel in self._request.channels:
-                data = data_channels.provide(channel, tree, downloads)
+                data = self._with_room(
+                    f"data of channel {channel.name}",
+                    functools.partial(data_channels.provide, channel, tree, downloads),
+                )
                 # The first host's script reads the data of all hosts.
                 if channel.is_pipe and host == self._request.host_names[0]:
                     self._pipes.append(data_channels.feeder_arguments(channel, data, tree))
-            self._provide_checkpoints(tree.checkpoints)
+            self._with_room(
+                "folder of checkpoints",
+                functools.partial(self._provide_checkpoints, tree.checkpoints),
+            )
         requirements = self._job.code / source.REQUIREMENTS
         if self._request.source.entry.endswith(".py") and requirements.is_file():
             return packages.install(requirements, self._job.path / "packages")
@@ -147,6 +163,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             if not folder.exists() and addresses.exists(address):  # once, for all hosts
                 addresses.download(address, folder)
         folder.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # of a try on a full disk
         place.symlink_to(folder, target_is_directory=True)
 
     # ------------------------------------------------------------------------- Training
@@ -197,10 +214,16 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             program.process.wait()
 
     def _note_failure(self) -> None:
-        """Remembers the first program that failed. Later ones may be its consequences."""
+        """Remembers the first program that failed. Later ones may be its consequences.
+
+        A signal ends each wait for output when a program ends, so a look finds one as a rule. Of
+        several, the first host's script comes last: it fails when another host does, while another
+        host that ends with it has an exit code of 0 (NANOTF_OWN_EXIT_CODE).
+        """
         failed = [p for p in self._programs if not p.is_running and p.exit_code != 0]
         if self._failed is None and self._stop_reason is None and failed:
-            self._failed = failed[0]
+            first = self._request.host_names[0]
+            self._failed = min(failed, key=lambda p: p.name == first and not p.is_helper)
 
     def _end_of_others(self, scripts: Sequence[OwnedProcess]) -> float | None:
         """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
@@ -216,54 +239,55 @@ class JobSupervisor(DetachedSupervisor[JobState]):
     def _write_line(self, program: OwnedProcess, line: bytes, _is_error: bool) -> None:
         """Writes a line to the log of its host, and the metrics in it."""
         self._logs.write(self._job.log(program.name), line)
-        try:
-            for name, value in self._finder.find(line.decode(errors="replace")):
-                self._write_metric(program.name, name, value)
-        except OSError as error:
-            self._logs.note_full(error)
+        for name, value in self._finder.find(line.decode(errors="replace")):
+            self._write_metric(program.name, name, value)
 
     def _write_metric(self, host: str, name: str, value: float) -> None:
         found = {"name": name, "value": value, "time": now(), "host": host}
-        with self._job.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
+        self._logs.write(self._job.metrics, f"{json.dumps(found)}\n".encode())
 
     # ------------------------------------------------------------------------- Uploading
     def _finish(self) -> None:
         scripts = [program for program in self._programs if not program.is_helper]
         codes = {script.name: script.exit_code for script in scripts}
         stopping = {} if self._stop_reason is None else {"status": record.STOPPING}
-        self._become(phase="Uploading", exit_codes=codes, **stopping)
-        self._upload()  # before the final state: whoever reads that finds the results
-        if self._stop_reason is not None:
-            phase = self._stop_reason
-            self._end_as(record.STOPPED, phase, None)
-            return
+        self._become(phase=record.UPLOADING, exit_codes=codes, **stopping)
+        lost = self._deliver()  # before the final state: whoever reads that finds the results
         failed = self._failed
         if failed is not None:
             host = failed.name if len(scripts) > 1 else None
-            text, beside_log = (
-                failure.of_script(failed.exit_code, errors, failed.command, host)
-                for errors in (failed.last_errors(), None)
+            describe = functools.partial(
+                failure.of_script,
+                failed.exit_code,
+                command=failed.command,
+                host=host,
+                lacked_memory=failure.memory_kills() > self._memory_kills,
             )
+            text, beside_log = describe(failed.last_errors()), describe(None)
             self._fail(text, beside_log)
-            return
-        with contextlib.suppress(OSError):  # a full disk; nothing depends on it
-            self._job.tree(self._request.host_names[0]).success.touch()
-        self._end_as(record.COMPLETED, record.COMPLETED, None)
+        elif lost is not None:
+            self._fail(lost)
+        elif self._stop_reason is not None:
+            self._end_as(record.STOPPED, self._stop_reason, None)
+        else:
+            with contextlib.suppress(OSError):  # a full disk; nothing depends on it
+                self._job.tree(self._request.host_names[0]).success.touch()
+            self._end_as(record.COMPLETED, record.COMPLETED, None)
 
-    def _upload(self) -> None:
-        trees = [self._job.tree(host) for host in self._request.host_names]
-        archives.pack(archives.model_folders(self._job, self._request), self._job.model)
-        archives.pack([tree.output_data for tree in trees], self._job.output)
-        address = self._request.upload
-        if address is not None:
-            for archive in (self._job.model, self._job.output):
-                if archive.exists():
-                    place = addresses.join(address, self._request.name, "output", archive.name)
-                    addresses.upload(archive, place)
-        checkpoints = self._request.checkpoints
-        if checkpoints is not None and addresses.local_path(checkpoints) is None:
-            addresses.upload(self._job.path / _CHECKPOINTS, checkpoints)
+    def _deliver(self) -> str | None:
+        """Packs and uploads the results. Returns why they are not where they should be."""
+        checkpoints = self._job.path / _CHECKPOINTS
+        try:
+            with self._stoppable():
+                results.pack(self._job, self._request, self._with_room)
+                for name in results.upload(self._job, self._request, checkpoints, self._with_room):
+                    self._become(uploaded=[*self._state.uploaded, name])
+        except _Stop:
+            return None
+        except JobError as error:
+            traceback.print_exc()  # the reason may have no room for it
+            return str(error)
+        return None
 
 
 def main(arguments: Sequence[str]) -> int:

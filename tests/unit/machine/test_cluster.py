@@ -108,7 +108,7 @@ def test_mpirun_in_a_batch_script_of_slurm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """The step of its daemons misses the node on which it runs itself."""
-    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["n0", "n1"], 1]\')')
+    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["n0", "n1"], 1, "x"]\')')
     step = {"SLURM_STEP_NODELIST": "n1", "SLURM_NODEID": "0"}
     found = find({**step, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
     assert (found.hosts, found.current, found.source) == (("n0", "n1"), "n1", "MPI")
@@ -149,8 +149,9 @@ def test_mpi_on_one_host() -> None:
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     }
-    found = find(environ)
+    found = find({**environ, "PMIX_NAMESPACE": "prterun-h1-77@1"})
     assert (found.size, found.workers, found.local_rank) == (1, (2,), 1)
+    assert (found.run, find(environ).run) == ("prterun-h1-77@1", "")
     assert found.source == "MPI"
 
 
@@ -171,9 +172,16 @@ def test_mpi_names_no_hosts_without_mpi4py(
 
 
 def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["a", "a", "b", "b"], 2]\')')
+    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["a", "a", "b", "b"], 2, "x"]\')')
     environ = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
-    assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2))
+    assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2), run="x")
+
+
+def test_the_launcher_names_the_run(tmp_path: pathlib.Path) -> None:
+    assert find({**SLURM, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).run == "7.0"
+    assert find(SLURM).run == ""
+    sagemaker = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "SAGEMAKER_BASE_DIR": "/none"}
+    assert find({**sagemaker, "TRAINING_JOB_ARN": "arn:x"}).run == "arn:x"
 
 
 def test_tf_config() -> None:
@@ -182,7 +190,8 @@ def test_tf_config() -> None:
         "task": {"type": "worker", "index": 0},
     }
     found = find({"TF_CONFIG": json.dumps(config)})
-    assert found == Cluster(("a", "b"), "a", "TF_CONFIG", (2, None), local_rank=1)
+    run = json.dumps(config["cluster"])
+    assert found == Cluster(("a", "b"), "a", "TF_CONFIG", (2, None), local_rank=1, run=run)
 
 
 @pytest.mark.parametrize("text", ["{", '{"cluster": {"worker": ["a:1"]}}', "[]"])

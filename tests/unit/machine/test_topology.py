@@ -10,6 +10,7 @@ import pytest
 from machines import flat, laptop, two_sockets
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
+from nanotf.machine import cgroups
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
 from nanotf.machine.topology import Placement, check_num_processes, plan
 
@@ -358,6 +359,24 @@ def test_cgroup_v1_container(tree: Tree, mount_root: str) -> None:
     machine = tree(sys_files(8) | v1_files("/docker/abc", mount_root, limits))
     assert (machine.quota, machine.cpuset) == (2.5, {4, 5, 6, 7})
     assert [cpu.id for cpu in machine.usable_cores()] == [4, 5]
+
+
+def test_processes_that_the_kernel_has_ended_for_lack_of_memory(tmp_path: pathlib.Path) -> None:
+    """The group itself counts them, in both versions of cgroups."""
+    events = "low 0\noom 9\noom_kill 3\noom_group_kill 1"
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 2"
+    for number, (files, kills) in enumerate(
+        (
+            (v2_files("/a", {"a/memory.events": events}), 3),
+            (v1_files("/a", "/a", {"memory/memory.oom_control": control}), 2),
+            (v2_files("/a", {}), None),
+        )
+    ):
+        root = tmp_path / str(number)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        assert cgroups.memory_kills(root) == kills
 
 
 def test_cgroup_v1_ancestors_and_no_limit(tree: Tree) -> None:

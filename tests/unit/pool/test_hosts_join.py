@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import resource
 import socket
@@ -32,12 +33,25 @@ NAMES = ("first", "second")
 
 
 def _hosts() -> Hosts:
-    return Hosts(Cluster(NAMES, "first", "--hosts", (2, 3)), 2, SECRET, "127.0.0.1", 0)
+    return Hosts(_found(0), 2, SECRET, "127.0.0.1", (0,))
+
+
+def _found(host: int) -> Cluster:
+    return Cluster(NAMES, NAMES[host], "--hosts", (2, 3))
+
+
+def _free_ports(count: int) -> list[int]:
+    listeners = [network.listen("127.0.0.1") for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
 
 
 def _agent(hosts: Hosts, secret: bytes = SECRET, workers: int = 3) -> Agent:
-    found = Cluster(NAMES, "second", "--hosts", (2, 3))
-    return Agent(found, workers, secret, "127.0.0.1", hosts.address)
+    found = _found(1)
+    address, port = hosts.address
+    return Agent(found, workers, secret, "127.0.0.1", (address, (port,)))
 
 
 def test_an_agent_ends_with_the_scripts_exit_code() -> None:
@@ -99,6 +113,34 @@ def test_a_wrong_secret_is_refused_by_both() -> None:
     with pytest.raises(NanoError, match=r"does not know this run's secret"):
         hosts.wait_for_all(0.1)
     hosts.dismiss(1)
+
+
+def test_two_runs_on_the_same_hosts_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run finds the first one's port taken, and its agent is not told of secrets."""
+    one, other = _free_ports(2)
+    runs = [dataclasses.replace(_found(0), run=name) for name in ("run 1", "run 2")]
+    hosts = [Hosts(run, 2, SECRET, "127.0.0.1", (one, other)) for run in runs]
+    assert [each.address[1] for each in hosts] == [one, other]
+    codes: list[int] = []
+    second = dataclasses.replace(_found(1), run="run 2")
+    joins = Agent(second, 3, SECRET, "127.0.0.1", ("127.0.0.1", (one, other)))
+    thread = threading.Thread(target=lambda: codes.append(joins.run()))
+    thread.start()
+    hosts[1].wait_for_all(SECONDS)
+    assert hosts[0].members() == []
+    hosts[1].dismiss(4)
+    thread.join(SECONDS)
+    assert codes == [4]
+    monkeypatch.setenv(members.JOIN_VARIABLE, "1")
+    with pytest.raises(NanoError, match=r"OtherRun: another run, or another program, uses"):
+        Agent(second, 3, b"unlike", "127.0.0.1", ("127.0.0.1", (one,))).run()
+    hosts[0].dismiss(1)
+
+
+def test_ports_of_runs() -> None:
+    ports = network.ports_of("a run")
+    assert ports == network.ports_of("a run") != network.ports_of("another run")
+    assert all(20000 <= port < 32000 for port in ports)
 
 
 def test_a_stranger_that_says_nothing_keeps_nobody_waiting(
@@ -216,7 +258,8 @@ def test_a_listener_that_hangs_up_is_not_a_wrong_secret() -> None:
     thread = threading.Thread(target=hang_up, daemon=True)
     thread.start()
     with pytest.raises(network.Unreachable, match="ConnectionError"):
-        network.connect(*listener.getsockname(), SECRET, time.monotonic() + 1)
+        port = listener.getsockname()[1]
+        network.connect("127.0.0.1", (port,), SECRET, time.monotonic() + 1)
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(SECONDS)
@@ -267,7 +310,7 @@ def test_a_host_that_has_been_silent_for_long_joins_again(monkeypatch: pytest.Mo
 def test_listeners_bind_one_address() -> None:
     hosts = _hosts()
     assert hosts.address[0] == "127.0.0.1"
-    lends = Agent(Cluster(NAMES, "second", "--hosts", (2, 3)), 1, SECRET, "127.0.0.2", ("", 1))
+    lends = Agent(Cluster(NAMES, "second", "--hosts", (2, 3)), 1, SECRET, "127.0.0.2", ("", (1,)))
     assert lends._gate is not None
     assert lends._address[0] == "127.0.0.2"
     lends._close_gate()
@@ -289,7 +332,7 @@ def test_connections_are_tried_again_until_the_host_listens() -> None:
                 target=lambda: network.accept(listeners[0].accept()[0], SECRET).close()
             ).start()
 
-    network.connect("127.0.0.1", port, SECRET, time.monotonic() + SECONDS, waits).close()
+    network.connect("127.0.0.1", (port,), SECRET, time.monotonic() + SECONDS, waits).close()
     assert tried == [1]
     listeners[0].close()
 

@@ -248,7 +248,7 @@ def test_the_final_state_waits_for_room(
     assert len(tries) == 3
     assert endpoint.read_state().status == "Deleted"
     said = capsys.readouterr().err
-    assert said.count("the final state of the endpoint cannot be written now") == 1
+    assert said.count("the state of the endpoint cannot be written now") == 1
 
 
 class _Watched:

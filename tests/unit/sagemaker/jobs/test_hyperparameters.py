@@ -81,6 +81,18 @@ def test_options() -> None:
     }
 
 
+def test_a_script_gets_what_was_typed(caplog: pytest.LogCaptureFixture) -> None:
+    typed = ["1.10", "12e3", "007", "1e-3", "NaN", "-0", "+1", "1_000"]
+    values = hyperparameters.parse_options([f"{n}={text}" for n, text in enumerate(typed)])
+    assert list(values.values()) == typed
+    (record,) = caplog.records
+    assert "0=1.10 (SageMaker passes 1.1), 1=12e3 (SageMaker passes 12000.0)," in record.message
+    assert "007" not in record.message  # a text there, too
+    alike = hyperparameters.parse_options(["a=10", "b=0.5", "c=-3", "d=1e-05"])
+    assert list(alike.values()) == [10, 0.5, -3, 1e-05]
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -39,6 +39,31 @@ def test_the_first_match_of_each_metric_in_a_line() -> None:
     assert list(finder.find("val_accuracy: 1.2.3")) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("plain\n", "plain\n"),
+        ("loss: 22.5\rloss: 1.38\n", "loss: 1.38"),
+        ("loss: 22.5\b\b\b\b1.38\r\n", "loss: 1.38"),
+        ("a long line\rshort", "shortg line"),
+        ("a long line\r\x1b[Kshort", "short"),
+        ("\x1b[1m 9/10\x1b[0m\b\b\b\b\b\b\b\b\b\r10/10", "10/10"),
+        ("\x1b[32m━━\x1b[0m loss: 2", "━━ loss: 2"),
+    ],
+)
+def test_a_line_is_read_as_a_terminal_shows_it(line: str, text: str) -> None:
+    assert metrics.shown(line) == text
+
+
+def test_keras_progress_bar() -> None:
+    """It writes over itself; the number that stays is the epoch's."""
+    line = "".join(
+        f"\r\x1b[1m{step}/3\x1b[0m \x1b[37m━━━━\x1b[0m \x1b[1m0s\x1b[0m - loss: {loss}" + "\b" * 30
+        for step, loss in ((1, 22.5), (2, 10.25), (3, "1.38 "))
+    )
+    assert list(Finder([Metric("loss", "loss: ([0-9.]+)")]).find(line)) == [("loss", 1.38)]
+
+
 def test_a_line_that_is_not_whole_is_left_out(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert metrics.read(path) == []
