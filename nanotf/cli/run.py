@@ -5,7 +5,7 @@ The script runs as `python /path/to/script.py args...` would run it: as `__main_
 TensorFlow is imported and Keras patched before the script begins, so their environment variables
 must be set before that, too. The first `fit` names the variables that were set too late.
 
-With `--smp`, several processes run the script, as ranks of `nanotf.smp` (`ranks`).
+With `--ranks` or `--smp`, several processes run the script, as ranks (`ranks`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
-from nanotf.sagemaker.smp import alias, script_ranks
+from nanotf.ranks import rank_aliases, rank_launch, strategy_hook
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -50,7 +50,8 @@ class Script:
     is_module: bool = False  # whether `name` is a module or a package
     hosts: str | None = None  # the flag `--hosts`
     tune: tuple[str, ...] = ()  # the default of `tune` of each `fit`
-    smp: bool = False  # the flag `--smp`: `num_processes` counts ranks
+    ranks: bool = False  # the flag `--ranks`: `num_processes` counts ranks
+    smp: bool = False  # the flag `--smp`: the same, and all ranks print
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
@@ -62,10 +63,11 @@ class Script:
         Raises:
             NanoError: It cannot run here.
         """
-        size = script_ranks.number(self.smp, self.num_processes, self.hosts, os.environ)
+        wanted = self.ranks or self.smp
+        size = rank_launch.number(wanted, self.num_processes, self.hosts, os.environ)
         if size is not None:
             self._check_file()
-            return script_ranks.run(self, size)
+            return rank_launch.run(self, size)
         found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
         if isinstance(found, int):
             return found
@@ -74,6 +76,7 @@ class Script:
         # Workers divide the work; a strategy of the script's would divide it a second time.
         has_workers = self.num_processes is not None or found is not None
         patch_tensorflow(self.precision, self.sparse, strategies=has_workers)
+        strategy_hook.tell_of_ranks(has_workers)
         if found is None:
             return self
         found.wait_for_all()
@@ -92,6 +95,11 @@ class Script:
                 f"The script must be a Python file. Received: {self.name} ({kind})."
             )
 
+    @property
+    def shows_all_ranks(self) -> bool:
+        """True if all ranks print: those of `nanotf.smp` do."""
+        return not self.ranks
+
     def run_as_rank(self, rank: int) -> None:
         """Runs the script in this process, a rank. Imports TensorFlow only if an option needs it.
 
@@ -101,7 +109,8 @@ class Script:
             from nanotf.keras.patching import patch_tensorflow
 
             patch_tensorflow(self.precision, self.sparse)
-        alias.install()
+        rank_aliases.install()
+        strategy_hook.use_ranks()
         self._set_arguments()
         try:
             self._execute()
@@ -116,7 +125,7 @@ class Script:
 
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
-        alias.install()  # smp by its original name
+        rank_aliases.install()
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(
             self.num_processes, late.refuse, tune=self.tune
