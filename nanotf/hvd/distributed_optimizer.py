@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_optimizers
+from nanotf.compat import keras_common, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.hvd import rank_facts
@@ -186,18 +186,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     found = rule(op, compression, sparse_as_dense, gradient_predivide_factor, process_set)
     if hasattr(optimizer, "_nanotf_reducing"):  # wrapped already: nothing is reduced twice
         return optimizer
-    reducing = found.reduce
     if backward_passes_per_step > 1:
-        return _every(optimizer, found, backward_passes_per_step, average_aggregated_gradients)
-    return _changed(optimizer, lambda _, apply, grads, rest: apply(reducing(grads), *rest))
+        change = _every(backward_passes_per_step, average_aggregated_gradients, found)
+        return _changed(optimizer, change)
+    return _changed(optimizer, lambda _, apply, grads, variables: apply(found.reduce(grads)))
 
 
 def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
     """Gives an optimizer a class of the same name whose update is another one.
 
     Args:
-        change: takes the optimizer, its own update, the gradients, and the update's further
-            arguments.
+        change: see `Generation.updating`.
     """
     cls = type(optimizer)
     body = generation().updating(cls, change)
@@ -206,3 +205,35 @@ def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
     object.__setattr__(optimizer, "__class__", type(cls.__name__, (cls,), body))
     object.__setattr__(optimizer, "_nanotf_reducing", True)
     return optimizer
+
+
+def _every(passes: int, averages: bool, found: GradientRule) -> Callable[..., Any]:
+    """Returns a change that adds up gradients, and reduces and applies them every few passes."""
+    sums: list[Any] = []  # by variable
+    counts: list[Any] = []  # one variable: passes since the last update
+
+    @_unconverted  # type: ignore[untyped-decorator]
+    def change(optimizer: Any, apply: Any, grads: list[Any], variables: list[Any]) -> Any:
+        if not counts:
+            with tf.init_scope():
+                like = [keras_common.tf_variable(v) for v in variables]
+                sums.extend(tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in like)
+                counts.append(tf.Variable(0, trainable=False))
+        given = [place for place, grad in enumerate(grads) if grad is not None]
+        for place in given:
+            sums[place].assign_add(tf.convert_to_tensor(grads[place]))
+
+        def update() -> Any:
+            total = [sums[i].read_value() if i in given else None for i in range(len(grads))]
+            if averages:
+                total = [None if t is None else t / tf.cast(passes, t.dtype) for t in total]
+            apply(found.reduce(total))
+            for place in given:
+                sums[place].assign(tf.zeros_like(sums[place]))
+            return counts[0].assign(0)
+
+        count = counts[0].assign_add(1)
+        tf.cond(count >= passes, update, lambda: tf.identity(count))
+        return optimizer.iterations
+
+    return change

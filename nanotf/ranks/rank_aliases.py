@@ -23,8 +23,7 @@ NAMES: dict[str, str | None] = {
     "horovod.tensorflow.keras.elastic": "nanotf.hvd.elastic",
     "smdistributed": None,
     "smdistributed.dataparallel": None,
-    "smdistributed.dataparallel.tensorflow": "nanotf.hvd",
-    "smdistributed.dataparallel.tensorflow.keras": "nanotf.hvd.keras",
+    "smdistributed.dataparallel.tensorflow": "nanotf.hvd.dataparallel",
     "smdistributed.modelparallel": None,
     "smdistributed.modelparallel.tensorflow": "nanotf.smp",
 }
