@@ -27,7 +27,7 @@ class GradientRule:
     sparse_as_dense: bool = False
     before: float = 1.0  # factor of this rank's gradients
 
-    @_unconverted  # type: ignore[untyped-decorator]
+    @_unconverted
     def reduce(self, grads: Sequence[Any]) -> list[Any]:
         """Reduces gradients over ranks, dense ones of a dtype in one exchange."""
         after = 1.0 / self.before
@@ -47,7 +47,7 @@ def rule(
     """Returns the way that arguments of Horovod's ask for.
 
     Raises:
-        InvalidArgumentError: `gradient_predivide_factor` goes with another reduction than `Average`.
+        InvalidArgumentError: The reduction is not `Average`, but the factor is given.
         UnavailableError: nanotf lacks the reduction, or not all ranks are to take part.
     """
     rank_facts.check_process_set(process_set)
@@ -137,7 +137,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         return tf.nest.pack_sequence_as(grads, self._nanotf_rule.reduce(flat))
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
     use_locking: bool = False,
@@ -175,8 +175,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not isinstance(optimizer, keras_optimizers.optimizer_classes()):
         raise InvalidArgumentTypeError(
             "hvd.DistributedOptimizer takes an optimizer of tf.keras. Received: "
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}. Optimizers of TensorFlow "
-            "1 need sessions: use tf.keras.optimizers."
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}. Optimizers of "
+            "TensorFlow 1 need sessions: use tf.keras.optimizers."
         )
     if backward_passes_per_step < 1:
         raise InvalidArgumentError(
@@ -207,12 +207,12 @@ def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
     return optimizer
 
 
-def _every(passes: int, averages: bool, found: GradientRule) -> Callable[..., Any]:
+def _every(passes: int, averages: bool, found: GradientRule) -> Any:
     """Returns a change that adds up gradients, and reduces and applies them every few passes."""
     sums: list[Any] = []  # by variable
     counts: list[Any] = []  # one variable: passes since the last update
 
-    @_unconverted  # type: ignore[untyped-decorator]
+    @_unconverted
     def change(optimizer: Any, apply: Any, grads: list[Any], variables: list[Any]) -> Any:
         if not counts:
             with tf.init_scope():

@@ -17,7 +17,7 @@ from nanotf.hvd.tensor_exchange import from_root, gather_rows
 from nanotf.ranks import this_rank
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: Any = None, inplace: bool = False
 ) -> None:

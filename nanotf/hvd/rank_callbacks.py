@@ -27,9 +27,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         local_variables: ignored.
     """
 
-    def __init__(
-        self, root_rank: int, device: str = "", local_variables: Any = None
-    ) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self._known: set[int] = set()  # ids of variables that are equal on all ranks
@@ -44,6 +42,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             self._is_done = True
 
     def _broadcast(self) -> None:
+        if not self.model.built:  # Keras 2 raises if asked for its variables
+            return
         found = [keras_common.tf_variable(v) for v in self.model.variables]
         for optimizer in keras_optimizers.optimizers_of(self.model):
             found += keras_optimizers.optimizer_variables(optimizer)
@@ -154,7 +154,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             self._correct(optimizer, new / old)
 
     def _correct(self, optimizer: Any, factor: float) -> None:
-        momentum = getattr(optimizer, "momentum", None)
+        momentum: Any = getattr(optimizer, "momentum", None)
         if hasattr(momentum, "assign"):
             self._momentum = float(momentum)
             momentum.assign(self._momentum * factor)

@@ -17,9 +17,10 @@ from nanotf.ranks import this_rank
 
 Tensor = Any
 # The group reduces these; other integers are widened for the exchange.
-_WIDENED = {
-    name: "int32" for name in ("int8", "uint8", "int16", "uint16")
-} | {"uint32": "int64", "uint64": "int64"}
+_WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {
+    "uint32": "int64",
+    "uint64": "int64",
+}
 
 _unconverted = tf.autograph.experimental.do_not_convert
 
@@ -74,7 +75,7 @@ def _reduce_dense(
     if not has_gradient or op in (Min, Max):
         return reduce(*tensors)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @tf.custom_gradient
     def with_gradient(*given: Tensor) -> Any:
         return reduce(*given), lambda *grads: reduce(*grads)
 
@@ -95,7 +96,7 @@ def _reduce_sparse(slices: Any, op: Reduction) -> Any:
     )
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def reduce_all(
     tensors: Sequence[Any],
     op: Reduction,
@@ -195,7 +196,7 @@ def grouped_allreduce(
     return found
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def allgather(tensor: Any, name: str | None = None, process_set: Any = None) -> Tensor:
     """Joins tensors of all ranks along their first axis, in the order of ranks.
 
@@ -207,7 +208,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: Any = None) -> 
     rank_facts.check_process_set(process_set)
     tensor = tf.convert_to_tensor(tensor)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @tf.custom_gradient
     def with_gradient(rows: Tensor) -> Any:
         def gradient(grads: Tensor) -> Tensor:
             total = fused([grads], "sum")[0]
@@ -225,7 +226,7 @@ def _own_rows(count: Tensor) -> tuple[Tensor, Tensor]:
     return end - count, end
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: Any = None
 ) -> Tensor:
@@ -240,7 +241,7 @@ def broadcast(
     rank_facts.check_process_set(process_set)
     root, tensor = rank_facts.check_root(root_rank), tf.convert_to_tensor(tensor)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @tf.custom_gradient
     def with_gradient(value: Tensor) -> Any:
         def gradient(grads: Tensor) -> Tensor:
             total = fused([grads], "sum")[0]
@@ -258,7 +259,7 @@ def from_root(tensor: Tensor, root: int) -> Tensor:
     return this_rank.group().broadcast(tensor, this_rank.keys().next(), root)
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -286,7 +287,7 @@ def reducescatter(
     return whole[begin : begin + each + tf.cast(rank < more, tf.int32)]
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: Any = None
 ) -> Any:
@@ -333,7 +334,7 @@ def each(function: Callable[..., Any]) -> Callable[..., list[Any]]:
 grouped_allgather, grouped_reducescatter = each(allgather), each(reducescatter)
 
 
-@_unconverted  # type: ignore[untyped-decorator]
+@_unconverted
 def barrier(process_set: Any = None) -> Any:
     """Waits until all ranks have called it."""
     rank_facts.check_process_set(process_set)

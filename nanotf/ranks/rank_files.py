@@ -37,7 +37,7 @@ def _inside() -> Iterator[None]:
 
 def _is_shared(path: Any) -> bool:
     """Returns True if all ranks name the same file. All ranks must call it."""
-    name = os.path.abspath(os.fspath(path))
+    name = os.fspath(pathlib.Path.cwd() / os.fspath(path))
     gathered = this_rank.group().all_gather(
         tf.constant([zlib.crc32(name.encode())], tf.int64), this_rank.FILES_KEY
     )

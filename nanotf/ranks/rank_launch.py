@@ -214,7 +214,7 @@ class _Ranks:
             pipe = None if rank == 0 else subprocess.PIPE
             process = subprocess.Popen(
                 command,
-                env=worker_variables(order.placement, os.environ) | variables,
+                env={**worker_variables(order.placement, os.environ), **variables},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,

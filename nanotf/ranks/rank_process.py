@@ -12,7 +12,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 
-from nanotf.console import logger
+from nanotf.console import logger, say
 from nanotf.machine import cluster
 from nanotf.ranks import this_rank
 from nanotf.ranks.rank_order import RankOrder
@@ -46,7 +46,29 @@ def main(arguments: Sequence[str]) -> None:
     this_rank.enter(order.seat)
     # TF_CONFIG names the ranks, all on this host.
     cluster.choose(cluster.find({}))
-    order.script.run_as_rank(placement.rank)
+    _run(order)
+
+
+def _run(order: RankOrder) -> None:
+    try:
+        order.script.run_as_rank(order.placement.rank)
+    except SystemExit as end:
+        if not end.code:
+            _tell_if_alone()
+        raise
+    _tell_if_alone()
+
+
+def _tell_if_alone() -> None:
+    """Says so if the ranks had nothing to do with each other."""
+    place = this_rank.place()
+    if place.rank == 0 and place.size > 1 and this_rank.is_alone() and not runtime.is_used():
+        say(
+            f"each of the {place.size} ranks ran the script for itself: it made no strategy of "
+            "tf.distribute and called neither hvd.init() nor smp.init(). "
+            f"`nanotf run -n {place.size}`, without --ranks, divides each fit() instead.",
+            sys.stderr,
+        )
 
 
 def _write_whole_lines() -> None:
