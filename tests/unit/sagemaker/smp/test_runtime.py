@@ -11,7 +11,8 @@ import pytest
 
 from nanotf import smp
 from nanotf.errors import JobError, NanoError
-from nanotf.sagemaker.smp import alias, runtime
+from nanotf.ranks import rank_aliases
+from nanotf.sagemaker.smp import runtime
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def test_hooks_run_once() -> None:
 
 def test_import_path_of_the_original() -> None:
     code = (
-        f"from {alias.__name__} import install; install()\n"
+        f"from {rank_aliases.__name__} import install; install()\n"
         "import importlib.util, sys, nanotf.smp\n"
         "assert importlib.util.find_spec('smdistributed') is not None\n"
         "assert importlib.util.find_spec('smdistributed.modelparallel') is not None\n"
