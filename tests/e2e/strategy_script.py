@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import sys
 from typing import Any
 
@@ -72,11 +73,11 @@ for _ in range(2):
     path = manager.save()
 model(x)  # its moving statistics are summed when they are saved
 model.save("model.keras")
-assert os.path.basename(path) == "ckpt-2"
+assert pathlib.Path(path).name == "ckpt-2"
 before = simple.get_weights()
 simple.set_weights([0 * weight for weight in before])
 checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))
 np.testing.assert_array_equal(before[0], simple.get_weights()[0])
-found["files"] = sorted(os.path.join(folder, f) for folder, _, fs in os.walk(".") for f in fs)
+found["files"] = sorted(str(path) for path in pathlib.Path().rglob("*") if path.is_file())
 found["replicas"] = strategy.num_replicas_in_sync
 print(json.dumps(found))
