@@ -74,7 +74,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
     """Multiplies an initial learning rate by a function of the epoch.
 
     Args:
-        initial_lr: float.
+        initial_lr: the learning rate that is multiplied.
         multiplier: a number, or a function of the epoch; without `staircase` of its fraction, too.
         start_epoch: int, default 0, the first epoch that it changes.
         end_epoch: int or None, the first epoch that it no longer changes.

@@ -12,7 +12,7 @@ class Reduction:
 
     Args:
         name: Horovod's name.
-        collective: that of `collectives.REDUCTIONS`; None if nanotf lacks it.
+        collective: the name of the group's reduction; None if nanotf lacks it.
     """
 
     def __init__(self, name: str, collective: str | None) -> None:

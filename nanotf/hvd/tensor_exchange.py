@@ -29,7 +29,7 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
     """Reduces tensors of any shapes and dtypes: one exchange for each dtype.
 
     Args:
-        collective: one of `collectives.REDUCTIONS`.
+        collective: "sum", "min" or "max".
     """
     found = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if rank_facts.size() == 1:

@@ -1,4 +1,4 @@
-"""What a strategy over ranks replaces in TensorFlow and Keras, for the life of the process.
+"""Tables of what a strategy over ranks replaces in TensorFlow and Keras.
 
 Keras 3 trains wrongly or not at all under a strategy of several processes,
 https://github.com/keras-team/keras/issues/20585. `KERAS` corrects it. `FILES` makes the ranks of a

@@ -16,7 +16,7 @@ from typing import Any
 
 from nanotf.ranks.rank_order import GroupSeat
 
-# Keys of collectives outside of steps, below those of `collectives.launcher`.
+# Keys of collectives outside steps, below those of `collectives.launcher`.
 JOIN_KEY = 3
 FILES_KEY = 4
 

@@ -33,7 +33,7 @@ from nanotf.hvd.rank_facts import (
     size,
 )
 from nanotf.hvd.reductions import Adasum, Average, Compression, Max, Min, Sum
-from nanotf.hvd.saved_models import load_model
+from nanotf.hvd.loaded_models import load_model
 from nanotf.hvd.tensor_exchange import barrier
 
 __all__ = [
