@@ -7,6 +7,7 @@ from typing import Any
 from nanotf.hvd import elastic, tensor_exchange
 from nanotf.hvd.distributed_optimizer import DistributedOptimizer
 from nanotf.hvd.keras import callbacks
+from nanotf.hvd.loaded_models import load_model
 from nanotf.hvd.object_exchange import (
     allgather_object,
     broadcast_global_variables,
@@ -33,7 +34,6 @@ from nanotf.hvd.rank_facts import (
     size,
 )
 from nanotf.hvd.reductions import Adasum, Average, Compression, Max, Min, Sum
-from nanotf.hvd.loaded_models import load_model
 from nanotf.hvd.tensor_exchange import barrier
 
 __all__ = [
