@@ -124,6 +124,14 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         """Returns the variables that are watched."""
         return self._nanotf_inner.watched_variables()
 
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the Jacobian of this rank, not reduced."""
+        return self._nanotf_inner.jacobian(*args, **kwargs)
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the Jacobians of this rank's rows, not reduced."""
+        return self._nanotf_inner.batch_jacobian(*args, **kwargs)
+
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
     ) -> Any:

@@ -91,6 +91,13 @@ def number(
             "divisible by the number of partitions that the script passes to smp.init()."
         )
     size = topology.check_num_processes(num_processes)
+    launcher, count = cluster.launched(environ)
+    if count > 1:
+        raise InvalidArgumentError(
+            "`nanotf run --ranks` starts the ranks itself, so it must run once. Received: "
+            f"{count} processes that {launcher} has started. Call it without {launcher}, as "
+            f"`nanotf run --ranks -n {count}`."
+        )
     if wanted is not None:
         places.place(0, size, wanted.partitions)
     found = cluster.find(environ, hosts)

@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from typing import BinaryIO
 
 from nanotf.console import say
@@ -50,10 +51,11 @@ class RankOutput:
     def write(self, program: OwnedProcess, line: bytes, is_error: bool) -> None:
         """Writes a line of a rank."""
         if self._folder is not None:
-            if program.name not in self._logs:
-                path = self._folder / f"rank-{program.name}.log"
-                self._logs[program.name] = path.open("ab", buffering=0)
-            self._logs[program.name].write(line)
+            with suppress(OSError):  # a full disk must not end the ranks
+                if program.name not in self._logs:
+                    path = self._folder / f"rank-{program.name}.log"
+                    self._logs[program.name] = path.open("ab", buffering=0)
+                self._logs[program.name].write(line)
             return
         stream = sys.stderr if is_error else sys.stdout
         stream.write(f"[{program.name}] {line.decode(errors='replace')}")

@@ -48,6 +48,7 @@ def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: 
         (False, 3, None, TWO, "3 processes, partitions=2"),
         (True, 0, None, {}, "must be at least 1"),
         (True, 2, "a:1,b:1", {}, "run on one host"),
+        (True, 2, None, {"OMPI_COMM_WORLD_SIZE": "4"}, "4 processes that .* has started"),
         (False, 2, None, {"SM_HP_MP_PARAMETERS": "{"}, "must hold a dict in JSON"),
     ],
 )
