@@ -50,6 +50,7 @@ _HOMES = {
     "data": None,
     "errors": None,
     "estimator": None,
+    "hvd": None,
     "inference": None,
     "keras": None,
     "optimizers": None,

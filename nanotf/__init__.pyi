@@ -7,7 +7,7 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import data, errors, estimator, inference, keras, optimizers, smp
+from nanotf import data, errors, estimator, hvd, inference, keras, optimizers, smp
 from nanotf.keras import (
     Model,
     Sequential,
@@ -38,6 +38,7 @@ __all__ = [
     "errors",
     "estimator",
     "get_strategy",
+    "hvd",
     "imap",
     "inference",
     "is_chief",

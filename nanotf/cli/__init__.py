@@ -191,7 +191,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module; every fit uses several processes",
-        usage="nanotf run [-h] [-n N] [--smp] [--hosts HOSTS] [--tune SETTINGS] "
+        usage="nanotf run [-h] [-n N] [--ranks | --smp] [--hosts HOSTS] [--tune SETTINGS] "
         "[--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Calls nanotf.patch_tensorflow(), then runs a script as "
@@ -210,11 +210,18 @@ def _add_run(commands: Any) -> None:
         help='run every fit that names no number with N workers; "auto" measures for each fit '
         "which number is fastest",
     )
-    run.add_argument(
+    as_ranks = run.add_mutually_exclusive_group()
+    as_ranks.add_argument(
+        "--ranks",
+        action="store_true",
+        help="N processes run the script, each as a rank: of Horovod, whose API is nanotf.hvd, or "
+        "of the strategies of tf.distribute that the script makes; rank 0 prints",
+    )
+    as_ranks.add_argument(
         "--smp",
         action="store_true",
-        help="model parallelism: N processes run the script, each as a rank of nanotf.smp; also "
-        "without this flag if SM_HP_MP_PARAMETERS asks for several partitions",
+        help="model parallelism: as --ranks, for nanotf.smp, and all ranks print; also without "
+        "this flag if SM_HP_MP_PARAMETERS asks for several partitions",
     )
     run.add_argument(
         "--hosts",
@@ -275,6 +282,7 @@ def _run(parsed: argparse.Namespace) -> int | Script:
         precision=parsed.precision,
         sparse=parsed.sparse,
         hosts=parsed.hosts,
+        ranks=parsed.ranks,
         smp=parsed.smp,
         tune=() if parsed.tune is None else tune(parsed.tune, parsed.num_processes),
     )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 PORT_VARIABLE = "NANOTF_PORT"
 PORT = 18891
 INTERFACE_VARIABLE = "NANOTF_INTERFACE"
-CORES_PER_WORKER = 4  # on a host without a given number of workers
 
 # Of the script, for the other hosts; 1 until it has ended by itself. Empty if there are none.
 _codes: collections.deque[int] = collections.deque(maxlen=1)
@@ -64,7 +63,7 @@ def enter(
     Args:
         flag: the value of `--hosts`, or None to look at the environment.
         workers: the workers of a host if its source gives no number; "auto" or None for one per
-            `CORES_PER_WORKER` cores.
+            `topology.CORES_PER_PROCESS` cores.
         environ: this process's environment variables.
         check: raises if the script cannot run; called in the process that is to run it.
 
@@ -143,8 +142,7 @@ def _workers(found: Cluster, asked: int | str | None) -> int:
     if given is None and isinstance(asked, int):
         given = asked
     if given is None:
-        cores = len(topology.describe_machine().usable_cores())
-        given = max(1, cores // CORES_PER_WORKER)
+        given = topology.default_count()
     topology.plan(given)  # raises if this host has too few cores
     return given
 

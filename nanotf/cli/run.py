@@ -5,7 +5,7 @@ The script runs as `python /path/to/script.py args...` would run it: as `__main_
 TensorFlow is imported and Keras patched before the script begins, so their environment variables
 must be set before that, too. The first `fit` names the variables that were set too late.
 
-With `--smp`, several processes run the script, as ranks of `nanotf.smp` (`ranks`).
+With `--ranks` or `--smp`, several processes run the script, as ranks (`ranks`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
+from nanotf.ranks import rank_launch, strategy_hook
 from nanotf.sagemaker import script_aliases
-from nanotf.sagemaker.smp import script_ranks
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -51,7 +51,8 @@ class Script:
     is_module: bool = False  # whether `name` is a module or a package
     hosts: str | None = None  # the flag `--hosts`
     tune: tuple[str, ...] = ()  # the default of `tune` of each `fit`
-    smp: bool = False  # the flag `--smp`: `num_processes` counts ranks
+    ranks: bool = False  # the flag `--ranks`: `num_processes` counts ranks
+    smp: bool = False  # the flag `--smp`: the same, and all ranks print
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
@@ -63,10 +64,11 @@ class Script:
         Raises:
             NanoError: It cannot run here.
         """
-        size = script_ranks.number(self.smp, self.num_processes, self.hosts, os.environ)
+        wanted = self.ranks or self.smp
+        size = rank_launch.number(wanted, self.num_processes, self.hosts, os.environ)
         if size is not None:
             self._check_file()
-            return script_ranks.run(self, size)
+            return rank_launch.run(self, size)
         found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
         if isinstance(found, int):
             return found
@@ -75,6 +77,7 @@ class Script:
         # Workers divide the work; a strategy of the script's would divide it a second time.
         has_workers = self.num_processes is not None or found is not None
         patch_tensorflow(self.precision, self.sparse, strategies=has_workers)
+        strategy_hook.tell_of_ranks(has_workers)
         if found is None:
             return self
         found.wait_for_all()
@@ -93,6 +96,11 @@ class Script:
                 f"The script must be a Python file. Received: {self.name} ({kind})."
             )
 
+    @property
+    def shows_all_ranks(self) -> bool:
+        """True if all ranks print: those of `nanotf.smp` do."""
+        return not self.ranks
+
     def run_as_rank(self, rank: int) -> None:
         """Runs the script in this process, a rank. Imports TensorFlow only if an option needs it.
 
@@ -103,6 +111,7 @@ class Script:
 
             patch_tensorflow(self.precision, self.sparse)
         script_aliases.install()
+        strategy_hook.use_ranks()
         self._set_arguments()
         try:
             self._execute()

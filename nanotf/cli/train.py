@@ -96,6 +96,12 @@ def _add_run_options(train: argparse.ArgumentParser) -> None:
         "measures; default plain Python",
     )
     train.add_argument(
+        "--ranks",
+        action="store_true",
+        help="run the script in N processes, as `nanotf run --ranks -n N`: for Horovod's API and "
+        "strategies of tf.distribute",
+    )
+    train.add_argument(
         "--hosts", help="hosts that lend workers, as `nanotf run --hosts`; default this one"
     )
     train.add_argument(
@@ -132,6 +138,7 @@ def _train(parsed: argparse.Namespace) -> int:
         hyperparameters=hyperparameters.parse_options(parsed.hyperparameter),
         channels=tuple(data_channels.parse_options(parsed.channel)),
         num_processes=parsed.num_processes,
+        ranks=parsed.ranks,
         hosts=parsed.hosts,
         instances=parsed.instances,
         metrics=tuple(metrics.parse_options(parsed.metric)),

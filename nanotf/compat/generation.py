@@ -214,6 +214,15 @@ class Generation(Protocol):
                 `update` is the twin's; it takes lists of summed gradients and variables.
         """
 
+    def updating(self, cls: Any, change: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the attributes of a subclass of an optimizer's class with another update.
+
+        Args:
+            change: takes the optimizer, a function of a list of gradients that makes the class's
+                own update, the list of gradients, with None where there is none, and the list of
+                variables.
+        """
+
     # ------------------------------------------------------------------------ callbacks
     def auto_verbose(self) -> int:
         """Returns the value of `verbose="auto"` without a parameter-server strategy."""

@@ -364,6 +364,20 @@ def apply_through(optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], No
     optimizer.apply_gradients = apply_gradients
 
 
+def updating(cls: Any, change: Callable[..., Any]) -> dict[str, Any]:
+    stock = cls.apply_gradients
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        grads, variables = map(list, zip(*grads_and_vars, strict=True))
+
+        def apply(changed: Sequence[Any]) -> Any:
+            return stock(self, list(zip(changed, variables, strict=True)), *args, **kwargs)
+
+        return change(self, apply, grads, variables)
+
+    return {"apply_gradients": apply_gradients}
+
+
 # -------------------------------------------------------------------------------- callbacks
 def auto_verbose() -> int:
     return 1 if require_tensorflow().keras.utils.is_interactive_logging_enabled() else 2

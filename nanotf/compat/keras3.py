@@ -313,6 +313,17 @@ def apply_through(optimizer: Any, twin: Any, apply: Callable[[Any, Any, Any], No
     optimizer.apply = apply_all
 
 
+def updating(cls: Any, change: Callable[..., Any]) -> dict[str, Any]:
+    stock = cls.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        own = None if trainable_variables is None else list(trainable_variables)
+        return change(self, lambda changed: stock(self, changed, own), list(grads), list(given))
+
+    return {"apply": apply}
+
+
 # -------------------------------------------------------------------------------- callbacks
 def auto_verbose() -> int:
     return 1

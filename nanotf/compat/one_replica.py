@@ -68,10 +68,12 @@ def making(stock: Any = None, given: Any = None) -> Callable[..., Any]:
     Args:
         stock, given: ignored; the signature is that of `replacements.Override.replacement`.
     """
+    return _making(of_one_replica)
 
+
+def _making(choose: Callable[[type], type | None]) -> Callable[..., Any]:
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        wanted = cls in _classes() and not tf.config.list_physical_devices("GPU")
-        return object.__new__(_in_place_of(cls) if wanted else cls)
+        return object.__new__((choose(cls) if cls in _classes() else None) or cls)
 
     return __new__
 
@@ -84,16 +86,33 @@ def _classes() -> list[type]:
     return [functools.reduce(getattr, name.split("."), tf.distribute) for name in STRATEGIES]
 
 
+def has_gpus() -> bool:
+    """Returns True if TensorFlow sees GPUs, which strategies then divide the work between."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def of_one_replica(cls: type) -> type | None:
+    """Returns the class of one replica in place of a class of `STRATEGIES`; None with GPUs."""
+    return None if has_gpus() else in_place_of(OneReplica, cls)
+
+
 @functools.cache
-def _in_place_of(cls: type) -> type:
-    """Returns a class of one replica whose objects are instances of `cls`, too."""
-    return type(cls.__name__, (OneReplica, cls), {"__doc__": OneReplica.__doc__})
+def in_place_of(base: type, cls: type) -> type:
+    """Returns a class that behaves like `base` and whose objects are instances of `cls`, too.
+
+    Its attribute `stands_for` is `cls`.
+    """
+    return type(cls.__name__, (base, cls), {"__doc__": base.__doc__, "stands_for": cls})
 
 
-def replace() -> None:
-    """Makes the constructors of `STRATEGIES` return strategies of one replica."""
+def replace(choose: Callable[[type], type | None] = of_one_replica) -> None:
+    """Makes the constructors of `STRATEGIES` return objects of other classes.
+
+    Args:
+        choose: takes the class; returns the other one, or None for the class itself.
+    """
     for cls in _classes():
-        cls.__new__ = making()  # type: ignore[method-assign]
+        cls.__new__ = _making(choose)  # type: ignore[method-assign]
 
 
 def restore() -> None:

@@ -44,6 +44,7 @@ __all__ = [
 # a measurement: reading the other node's memory costs a straddling worker about that much.
 MAX_SHARE_LOSS = 0.10
 
+CORES_PER_PROCESS = 4  # where nobody has named a number of processes
 AUTO = "auto"  # each `fit` measures its own number of processes, see `parent.auto.choice`
 
 
@@ -142,6 +143,11 @@ def check_cores(value: Any) -> list[int] | None:
             "`cores` must be a sequence of integers, the numbers of logical CPUs. "
             f"Received: cores={value!r}. Pass a list such as cores=[0, 1, 2, 3]."
         ) from None
+
+
+def default_count() -> int:
+    """Returns the number of processes for this machine where nobody has named one."""
+    return max(1, usable_count() // CORES_PER_PROCESS)
 
 
 def usable_count() -> int:

@@ -18,6 +18,15 @@ from collections.abc import Collection, Sequence
 
 # The module behind each name; None for a package without content.
 NAMES: dict[str, str | None] = {
+    "horovod": None,
+    "horovod.keras": "nanotf.hvd.keras",
+    "horovod.keras.callbacks": "nanotf.hvd.keras.callbacks",
+    "horovod.keras.elastic": "nanotf.hvd.elastic",
+    "horovod.tensorflow": "nanotf.hvd",
+    "horovod.tensorflow.elastic": "nanotf.hvd.elastic",
+    "horovod.tensorflow.keras": "nanotf.hvd.keras",
+    "horovod.tensorflow.keras.callbacks": "nanotf.hvd.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "nanotf.hvd.elastic",
     "sagemaker": "nanotf.estimator",
     "sagemaker.deserializers": "nanotf.estimator.deserializers",
     "sagemaker.inputs": "nanotf.estimator",
@@ -29,6 +38,8 @@ NAMES: dict[str, str | None] = {
     "sagemaker.tensorflow.serving": "nanotf.estimator.serving",
     "sagemaker_tensorflow": "nanotf.data",
     "smdistributed": None,
+    "smdistributed.dataparallel": None,
+    "smdistributed.dataparallel.tensorflow": "nanotf.hvd.dataparallel",
     "smdistributed.modelparallel": None,
     "smdistributed.modelparallel.tensorflow": "nanotf.smp",
 }

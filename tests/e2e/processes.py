@@ -86,20 +86,21 @@ def run_python(directory: pathlib.Path, *command: str | pathlib.Path, **variable
 
 
 def run_ranks(
-    program: pathlib.Path, *arguments: str, ranks: int = 2
+    program: pathlib.Path, *arguments: str, ranks: int = 2, flag: str = "--smp"
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in ranks, by `nanotf run --smp`; fails if it fails.
+    """Runs a program in ranks, by `nanotf run`; fails if it fails.
 
     Args:
         program: path of the program.
         *arguments: its own.
         ranks: how many.
+        flag: `--smp` or `--ranks`.
 
     Returns:
         Its output.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "nanotf", "run", "--smp", "-n", str(ranks), program, *arguments],
+        [sys.executable, "-m", "nanotf", "run", flag, "-n", str(ranks), program, *arguments],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

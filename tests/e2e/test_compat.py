@@ -40,6 +40,7 @@ from nanotf.compat import (
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.replacements import Override
+from nanotf.ranks import rank_overrides
 from nanotf.region import overrides
 from nanotf.shipping.objects import heap
 
@@ -484,12 +485,16 @@ def heap_of(value: Any) -> Any:
     return heap.load(heap.Unpickler(io.BytesIO(data)))[0]
 
 
-TABLES = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
+OF_RANKS = (*rank_overrides.KERAS, *rank_overrides.FILES)
+OF_WORKERS = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
+TABLES = (*OF_WORKERS, *OF_RANKS)
 REPLACED = [row for row in TABLES if row.applies()]
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("row", REPLACED, ids=lambda row: row.target)
+@pytest.mark.parametrize(
+    "row", REPLACED, ids=lambda row: f"{row.target}{' of ranks' * (row in OF_RANKS)}"
+)
 def test_functions_replaced_in_workers(row: Override) -> None:
     """Each exists, and takes its replacement's arguments."""
     stock = row.found()

@@ -29,7 +29,7 @@ build(load_config("mkdocs.yml", site_dir=sys.argv[1], plugins=["search"], strict
 """
 # Names of modules, and a version: they have separate pages, or none.
 NO_ENTRY = {"__version__", "data", "errors", "estimator", "inference", "keras", "optimizers"}
-NO_ENTRY |= {"layers", "smp"}
+NO_ENTRY |= {"layers", "smp", "hvd", "elastic"}
 
 
 def test_readme_has_at_most_900_words() -> None:

@@ -13,6 +13,11 @@ from nanotf.errors import CollectiveError
 from nanotf.wire import messages
 from nanotf.wire.failures import Failure, FailureKind
 
+OF_FUNCTIONS = (
+    "All workers must take the same path through a @nano function, and run the same steps.",
+    "Decide by values that are equal on all of them, like the loss that a step returns, not by the "
+    "rank, the time or the order of a set.",
+)
 STUCK_LOOKS = 10  # looks without progress, a second or more apart, before ranks count as diverged
 
 
@@ -20,12 +25,14 @@ class DivergenceDetector:
     """Detector of diverged ranks in one call.
 
     Args:
-        name: the user's function, for errors.
+        name: the user's code, for errors, such as the name of a function.
         size: number of workers.
+        rule: what the error says first, and the remedy that it ends with.
     """
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, rule: tuple[str, str] = OF_FUNCTIONS) -> None:
         self._name = name
+        self._rule, self._remedy = rule
         self._size = size
         self._stuck: tuple[list[Any], int] = ([], 0)
         self._reached: dict[int, messages.Reached] = {}
@@ -97,8 +104,7 @@ class DivergenceDetector:
 
     def _left(self, gone: int, waits: int, what: str) -> CollectiveError:
         return self.error(
-            f"rank {gone} has returned from the function, and rank {waits} waits for it in a "
-            f"collective: {what}"
+            f"rank {gone} has finished, and rank {waits} waits for it in a collective: {what}"
         )
 
     def error(self, received: str) -> CollectiveError:
@@ -107,9 +113,5 @@ class DivergenceDetector:
         Args:
             received: what each rank does, as the end of a sentence.
         """
-        return CollectiveError(
-            "All workers must take the same path through a @nano function, and run the same "
-            f"steps. Received: in {self._name}, {received}. Decide by values that are equal on all "
-            "of them, like the loss that a step returns, not by the rank, the time or the order "
-            "of a set."
-        )
+        text = f"{self._rule} Received: in {self._name}, {received}. {self._remedy}"
+        return CollectiveError(text)

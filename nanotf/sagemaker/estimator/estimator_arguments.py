@@ -13,7 +13,7 @@ from nanotf.errors import (
     UnavailableError,
     meant,
 )
-from nanotf.machine import tensorflow_build
+from nanotf.machine import tensorflow_build, topology
 from nanotf.machine.topology import AUTO
 from nanotf.sagemaker import argument_names
 from nanotf.sagemaker.argument_names import ArgumentNames
@@ -78,7 +78,7 @@ _KEYS = {
     "modelparallel": ("enabled", "parameters"),
     "dataparallel": ("enabled", "custom_mpi_options"),
 }
-_KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed")
+_KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed", "nanotf")
 
 
 NAMES = ArgumentNames(
@@ -135,9 +135,10 @@ def _compare_version(wanted: Any) -> None:
 
 @dataclass(frozen=True)
 class DistributionWorkers:
-    """Workers that `distribution` asks for."""
+    """Workers, or ranks, that `distribution` asks for."""
 
-    num_processes: str | None = None  # workers on each host, as `-n` takes them; None for none
+    num_processes: str | None = None  # on each host, as `-n` takes them; None for none
+    are_ranks: bool = False  # each runs the whole script
     is_mpi: bool = False  # "mpi" is among the kinds; it has another default of `model_dir`
     # What the platform tells the script about `distribution`.
     hyperparameters: dict[str, Any] = field(default_factory=dict)
@@ -146,13 +147,16 @@ class DistributionWorkers:
 def read_distribution(
     distribution: Mapping[str, Any] | None, instance_count: int
 ) -> DistributionWorkers:
-    """Reads the argument `distribution`: each kind becomes synchronous workers of nanotf.
+    """Reads the argument `distribution`: ranks or synchronous workers of nanotf.
+
+    "mpi" and "dataparallel" start ranks, as in the original, but on several hosts.
 
     Args:
         distribution: as SageMaker takes it; None for none.
         instance_count: the number of hosts. On one, a kind that names no number of processes lets
-            each `fit` measure what is fastest, but for "mpi", which has one worker; on several,
-            each host has one worker, as in the original.
+            each `fit` measure what is fastest, but for "mpi", which has one rank, and
+            "dataparallel", which has `topology.default_count()`; on several, each host has one
+            worker, as in the original.
 
     Raises:
         InvalidArgumentError: nanotf does not know the kind.
@@ -173,20 +177,39 @@ def read_distribution(
     if _enabled(distribution, "multi_worker_mirrored_strategy"):
         found["sagemaker_multi_worker_mirrored_strategy_enabled"] = True
     parts = distribution.get("smdistributed", {})
-    is_smdistributed = any(_enabled(parts, name) for name in ("modelparallel", "dataparallel"))
+    own = _number_of_workers(distribution)
+    is_dataparallel = _enabled(parts, "dataparallel") is not None
     if parallel := _enabled(parts, "modelparallel"):
         found["mp_parameters"] = parallel.get("parameters", {})
-    number = None if mpi is None else mpi.get("processes_per_host")
+    number = own if mpi is None else mpi.get("processes_per_host")
     if mpi is not None:
         found |= {
             "sagemaker_mpi_enabled": True,
             "sagemaker_mpi_num_of_processes_per_host": number or 1,
             "sagemaker_mpi_custom_mpi_options": mpi.get("custom_mpi_options", ""),
         }
-    if not found and not is_smdistributed:
+    is_smdistributed = is_dataparallel or _enabled(parts, "modelparallel") is not None
+    if not found and not is_smdistributed and own is None:
         return DistributionWorkers()
-    default = 1 if instance_count > 1 or mpi is not None else AUTO
-    return DistributionWorkers(str(number or default), mpi is not None, found)
+    are_ranks = instance_count == 1 and own is None and (mpi is not None or is_dataparallel)
+    default: int | str = 1 if instance_count > 1 or mpi is not None else AUTO
+    if are_ranks and mpi is None:
+        default = topology.default_count()
+    return DistributionWorkers(str(number or default), are_ranks, mpi is not None, found)
+
+
+def _number_of_workers(distribution: Mapping[str, Any]) -> int | None:
+    """Returns the number of workers on each host that the kind "nanotf" names."""
+    if "nanotf" not in distribution:
+        return None
+    given = distribution["nanotf"]
+    number = given.get("processes_per_host") if isinstance(given, Mapping) else None
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise InvalidArgumentError(
+            '`distribution` must hold {"nanotf": {"processes_per_host": N}}, N at least 1. '
+            f"Received: nanotf={given!r}."
+        )
+    return number
 
 
 def _check_keys(kinds: Mapping[str, Any]) -> None:

@@ -48,7 +48,9 @@ class TensorFlow:
         base_job_name: str or None, the first part of jobs' names; default that of the script.
         instance_count: int, default 1; more simulate as many hosts on this machine.
         instance_type: "local".
-        distribution: mapping or None; every kind becomes synchronous workers.
+        distribution: mapping or None. On one host, "mpi" and "smdistributed"'s "dataparallel"
+            become ranks, which run the whole script (`nanotf run --ranks`); every other kind
+            becomes synchronous workers, as `{"nanotf": {"processes_per_host": n}}` does.
         num_processes: int, "auto" or None, workers on each host. Default as `distribution` says;
             without both the script runs in plain Python.
         max_run: float or None, seconds after which the script is stopped; default no limit.
@@ -183,6 +185,7 @@ class TensorFlow:
             hyperparameters=self._all_hyperparameters(name),
             channels=self._channels(inputs),
             num_processes=self._workers.num_processes if number is None else str(number),
+            ranks=self._workers.are_ranks,
             instances=self.instance_count,
             metrics=self._metrics,
             max_run=self.max_run,

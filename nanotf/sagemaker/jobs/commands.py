@@ -95,7 +95,8 @@ def variables(job: JobFolder, request: JobRequest, host: str, counts: Counts) ->
 
 def run_options(request: JobRequest) -> list[str] | None:
     """Returns the options of `nanotf run`, or None if plain Python runs the script."""
-    options = [] if request.num_processes is None else ["-n", request.num_processes]
+    options = ["--ranks"] if request.ranks else []
+    options += [] if request.num_processes is None else ["-n", request.num_processes]
     if request.hosts is not None:
         options += ["--hosts", request.hosts]
     return options if options or request.instances > 1 else None

@@ -50,6 +50,7 @@ class JobRequest:
     channels: tuple[DataChannel, ...] = ()
     # `-n` of `nanotf run`: a number, or "auto". None runs the script in plain Python on one host.
     num_processes: str | None = None
+    ranks: bool = False  # `--ranks` of `nanotf run`: `num_processes` counts ranks
     hosts: str | None = None  # `--hosts` of `nanotf run`: real machines; None for this one
     instances: int = 1  # more simulate as many hosts on this machine
     metrics: tuple[Metric, ...] = ()  # searched in each line of the log
@@ -88,6 +89,7 @@ class JobRequest:
         texts += tuple(text for each in found.channels for text in (each.name, each.source))
         may_lack = (found.num_processes, found.hosts, found.checkpoints, found.upload)
         must(all(isinstance(text, str) for text in texts), "names")
+        must(isinstance(found.ranks, bool), "ranks")
         must(all(isinstance(t, str | None) for t in (*may_lack, found.source.folder)), "texts")
         must(type(found.instances) is int and 0 < found.instances < 1 << 16, "instances")
         must(isinstance(found.max_run, int | float | None), "max_run")

@@ -27,5 +27,5 @@ gradients. With several, `pipeline` makes the step:
     times                   when this partition computed and waited (`advice`: what to do about it)
 
 Users import `nanotf.smp`, which has the public names. `nanotf run --smp` starts processes for a
-script (`script_ranks`).
+script (`nanotf.ranks`), and makes `nanotf.smp` importable under its original name.
 """

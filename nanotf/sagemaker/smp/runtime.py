@@ -1,6 +1,6 @@
 """This process's configuration, place and mailbox.
 
-`nanotf run --smp` starts the ranks (`script_ranks`), and gives each its mailbox by `enter`, before
+`nanotf run --smp` starts the ranks (`nanotf.ranks`), and gives each its mailbox by `enter`, before
 the script begins. Without it, this process is the only one.
 """
 
@@ -55,6 +55,11 @@ def enter(mailbox: Mailbox | None) -> None:
 def is_rank() -> bool:
     """Returns True if this process is one of several ranks."""
     return _here.mailbox is not None
+
+
+def is_used() -> bool:
+    """Returns True if the script has called `init`."""
+    return _here.config is not None
 
 
 def mailbox() -> Mailbox:

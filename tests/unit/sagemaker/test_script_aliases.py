@@ -74,3 +74,33 @@ def test_an_installed_package_comes_first(aliases: pathlib.Path, by: str) -> Non
     else:
         assert _run(code, aliases, real) == "the real one\n"
         _run("import smdistributed.modelparallel.tensorflow", aliases, real)
+
+
+def test_horovods_names_import_one_module() -> None:
+    _run(
+        f"from {script_aliases.__name__} import install; install()\n"
+        "import sys\n"
+        "import horovod.tensorflow as hvd, horovod, nanotf.hvd\n"
+        "assert hvd is nanotf.hvd is horovod.tensorflow\n"
+        "assert nanotf.hvd.__spec__.name == 'nanotf.hvd'\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('horovod.tensorflow.elastic') is not None\n"
+        "assert importlib.util.find_spec('horovod.torch') is None\n"
+    )
+
+
+def test_a_module_that_stands_for_a_package_stays() -> None:
+    _run(
+        "import sys, types\n"
+        "sys.modules['horovod'] = real = types.ModuleType('horovod')\n"
+        f"from {script_aliases.__name__} import install; install()\n"
+        "import horovod\n"
+        "assert horovod is real\n"
+        "try:\n"
+        "    import horovod.tensorflow\n"
+        "except ModuleNotFoundError:\n"
+        "    pass\n"
+        "else:\n"
+        "    raise AssertionError\n"
+    )

@@ -16,7 +16,7 @@ from nanotf.errors import (
     UnavailableError,
 )
 from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput
-from nanotf.machine import tensorflow_build
+from nanotf.machine import tensorflow_build, topology
 from nanotf.sagemaker.estimator import estimator_arguments
 from nanotf.sagemaker.estimator.training_inputs import as_channels
 from nanotf.sagemaker.jobs import launch
@@ -200,7 +200,13 @@ DISTRIBUTIONS = [
         "auto",
         {"mp_parameters": {"partitions": 2}},
     ),
-    ({"smdistributed": {"dataparallel": {"enabled": True}}}, 1, "auto", {}),
+    (
+        {"smdistributed": {"dataparallel": {"enabled": True}}},
+        1,
+        str(topology.default_count()),
+        {},
+    ),
+    ({"nanotf": {"processes_per_host": 2}}, 1, "2", {}),
 ]
 
 
@@ -215,6 +221,28 @@ def test_distribution(
     request = _fit(requests, distribution=distribution, instance_count=hosts, model_dir=False)
     assert request.num_processes == number
     assert request.hyperparameters == passed
+
+
+@pytest.mark.parametrize(
+    ("distribution", "hosts", "are_ranks"),
+    [
+        ({"mpi": {"enabled": True, "processes_per_host": 2}}, 1, True),
+        ({"smdistributed": {"dataparallel": {"enabled": True}}}, 1, True),
+        ({"mpi": {"enabled": True}}, 2, False),
+        ({"nanotf": {"processes_per_host": 2}}, 1, False),
+        ({"multi_worker_mirrored_strategy": {"enabled": True}}, 1, False),
+    ],
+)
+def test_kinds_that_start_ranks(
+    distribution: dict[str, Any], hosts: int, are_ranks: bool, requests: list[JobRequest]
+) -> None:
+    assert _fit(requests, distribution=distribution, instance_count=hosts).ranks == are_ranks
+
+
+@pytest.mark.parametrize("given", [{}, {"processes_per_host": 0}, 2])
+def test_workers_need_a_number(given: Any, requests: list[JobRequest]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"processes_per_host.*Received: nanotf="):
+        _fit(requests, distribution={"nanotf": given})
 
 
 def test_num_processes_wins(requests: list[JobRequest]) -> None:

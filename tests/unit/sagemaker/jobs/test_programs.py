@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.jobs import commands, launch, script_variables
 from nanotf.sagemaker.jobs.record import JobRequest
@@ -24,6 +25,26 @@ def test_options_of_nanotf_run() -> None:
     assert options(num_processes="2") == ["-n", "2"]
     assert options(num_processes="auto", hosts="a:2,b:2") == ["-n", "auto", "--hosts", "a:2,b:2"]
     assert options(instances=2) == []
+    assert options(num_processes="2", ranks=True) == ["--ranks", "-n", "2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"instances": 2}, r"Ranks run on one host\. Received: instances=2"),
+        ({"hosts": "a,b"}, r"Ranks run on one host\. Received: .* hosts=a,b"),
+        ({"num_processes": None}, "Ranks need their number. Received: -n None"),
+        ({"num_processes": "auto"}, "Ranks need their number. Received: -n auto"),
+    ],
+)
+def test_requests_for_ranks_that_cannot_be_met(
+    given: dict[str, Any], text: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    source = SourceCode(str(tmp_path / "train.py"))
+    request = JobRequest("a", source, **{"num_processes": "1", "ranks": True} | given)
+    with pytest.raises(InvalidArgumentError, match=text):
+        launch.check(request)
 
 
 def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(

@@ -1,63 +1,63 @@
-"""`nanotf run --smp`: N processes run the script, each as a rank of `nanotf.smp`.
+"""`nanotf run --ranks`: N processes run the script, each as a rank.
 
-    nanotf run --smp -n 2 train.py
-      | owner of the mailboxes, watches the processes
+    nanotf run --ranks -n 2 train.py
+      | owner of the group and of the mailboxes, watches the processes
       +-- rank 0   pinned; its output is this process's
-      +-- rank 1   pinned; its lines have the prefix "[1] "
+      +-- rank 1   pinned; its output goes to a log (`rank_output`)
 
-A rank that fails fails all: the others raise `WorkerDied` in their next call that communicates, and
-are stopped if they make none. A rank that waits for longer than NANOTF_STALL_SECONDS is named in a
-warning. `rank_process` is the code of a rank's process.
+A rank that fails fails all: the others raise in their next call that communicates, and are stopped
+if they make none. Ranks that wait for each other in unlike collectives fail, too. A rank that waits
+for longer than NANOTF_STALL_SECONDS is named in a warning. `rank_process` is the code of a rank's
+process.
+
+Sets for each rank, besides a worker's variables: TF_CONFIG, as `MultiWorkerMirroredStrategy` reads
+it, and HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE, HOROVOD_CROSS_RANK and
+HOROVOD_CROSS_SIZE, as Horovod's launcher does.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nanotf.console import say
-from nanotf.errors import InvalidArgumentError, UnavailableError, WorkerDied, describe_exit
+from nanotf.errors import (
+    CollectiveError,
+    InvalidArgumentError,
+    UnavailableError,
+    WorkerDied,
+    describe_exit,
+)
 from nanotf.machine import cluster, neighbours, topology
 from nanotf.machine.interpreter import python_command
 from nanotf.pool.local import worker_variables
 from nanotf.pool.stalls import stall_seconds
+from nanotf.ranks.rank_order import GroupSeat, RankOrder, RankScript
+from nanotf.ranks.rank_output import RankOutput
 from nanotf.sagemaker.detached.processes import Output, OwnedProcess
 from nanotf.sagemaker.smp import config
 from nanotf.sagemaker.smp import rank_groups as places
 from nanotf.wire.memory_files import anonymous_file
+from nanotf.wire.ports import free_port
 
 if TYPE_CHECKING:
-    from nanotf.sagemaker.smp.mailboxes.mailbox import MailboxSpec
+    from nanotf.collectives.spec import GroupOwner
+    from nanotf.parent.loop.divergence import DivergenceDetector
     from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner
 
 _POLL_SECONDS = 0.1  # between looks at the processes, without output
+_LOOK_SECONDS = 1.0  # between looks at collectives that wait
 _NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then SIGTERM
 _TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 _MOMENT_SECONDS = 1.0  # for the ranks to end after Ctrl-C; then a line says that they have not yet
-
-
-class RankScript(Protocol):
-    """A script that ranks can run; picklable."""
-
-    def run_as_rank(self, rank: int) -> None:
-        """Runs the script in this process, a rank."""
-
-
-@dataclass(frozen=True)
-class ScriptRanks:
-    """The task of a rank's process."""
-
-    script: RankScript
-    placement: topology.Placement  # its rank and cores
-    spec: MailboxSpec
 
 
 def number(
@@ -65,10 +65,10 @@ def number(
 ) -> int | None:
     """Returns the number of ranks that should run a script; None if it runs in this process.
 
-    Ranks run it with `--smp`, or if `SM_HP_MP_PARAMETERS` asks for several partitions.
+    Ranks run it with `--ranks` or `--smp`, or if `SM_HP_MP_PARAMETERS` asks for several partitions.
 
     Args:
-        flag: True if `--smp` is given.
+        flag: True if `--ranks` or `--smp` is given.
         num_processes: the value of `-n`; "auto" and None mean the number of partitions of
             `SM_HP_MP_PARAMETERS`.
         hosts: the value of `--hosts`; None if it is not given.
@@ -86,17 +86,24 @@ def number(
         num_processes = wanted.partitions
     if not isinstance(num_processes, int):
         raise InvalidArgumentError(
-            "`nanotf run --smp` needs the number of processes. Received: "
-            f"-n {num_processes}, and no {config.VARIABLE}. Pass -n N, divisible by the number of "
-            "partitions that the script passes to smp.init()."
+            "`nanotf run --ranks` needs the number of processes. Received: "
+            f"-n {num_processes}, and no {config.VARIABLE}. Pass -n N; for model parallelism, "
+            "divisible by the number of partitions that the script passes to smp.init()."
         )
     size = topology.check_num_processes(num_processes)
+    launcher, count = cluster.launched(environ)
+    if count > 1:
+        raise InvalidArgumentError(
+            "`nanotf run --ranks` starts the ranks itself, so it must run once. Received: "
+            f"{count} processes that {launcher} has started. Call it without {launcher}, as "
+            f"`nanotf run --ranks -n {count}`."
+        )
     if wanted is not None:
         places.place(0, size, wanted.partitions)
     found = cluster.find(environ, hosts)
     if found.size > 1:
         raise UnavailableError(
-            "The ranks of nanotf.smp run on one host. Received: the hosts "
+            "The ranks of `nanotf run --ranks` run on one host. Received: the hosts "
             f"{', '.join(found.hosts)} (from {found.source}). Run the command on one of them, "
             "outside the launcher."
         )
@@ -115,26 +122,57 @@ def run(script: RankScript, size: int) -> int:
     Raises:
         PlacementError: The machine has too few cores.
     """
-    # Imports NumPy, which the other commands do without.
+    # These import NumPy, which the other commands do without.
+    from nanotf.collectives.spec import create_group
+    from nanotf.parent.loop.divergence import DivergenceDetector
     from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
 
     plan = neighbours.plan(size)
-    if sys.stderr is not None:  # a line that stays: the terminal is rank 0's from now on
-        say(f"starting {size} ranks", sys.stderr)
     with ExitStack() as stack:
+        logs = RankOutput(size, script.shows_all_ranks)
+        stack.callback(logs.close)
+        if sys.stderr is not None:  # a line that stays: the terminal is rank 0's from now on
+            say(f"starting {size} ranks{logs.about}", sys.stderr)
         owner = MailboxOwner(size, stall_seconds())
         stack.callback(owner.close)
-        output = Output(_write)
+        group = stack.enter_context(create_group(size, deadline=stall_seconds()))
+        output = Output(logs.write)
         stack.callback(output.close)
-        crew = _Ranks(owner, output)
+        crew = _Ranks(owner, group, output, DivergenceDetector("the script", size, _SAME_CALLS))
         stack.callback(crew.kill)
+        ports = [free_port() for _ in range(size)]
         for placement in plan.placements:
-            crew.start(ScriptRanks(script, placement, owner.spec(placement.rank)))
+            seat = GroupSeat(group.spec, placement.rank, group.fd)
+            order = RankOrder(script, placement, owner.spec(placement.rank), seat)
+            crew.start(order, rank_variables(placement.rank, ports))
         stack.enter_context(_forwarded(crew))
         stack.enter_context(supervised(owner))
         crew.watch()
         output.drain()
+        logs.failed = crew.has_failed
     return crew.result()
+
+
+def rank_variables(rank: int, ports: Sequence[int]) -> dict[str, str]:
+    """Returns the variables by which scripts find their rank.
+
+    Args:
+        ports: by rank, a TCP port of the loopback interface that is free now. Ranks open none.
+    """
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    task = {"type": "worker", "index": rank}
+    size, one_host = len(ports), {"CROSS_RANK": 0, "CROSS_SIZE": 1}
+    numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, **one_host}
+    return {
+        "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+        **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
+    }
+
+
+_SAME_CALLS = (
+    "All ranks must make the same collectives, in the same order.",
+    "Let no rank skip a step, an epoch or a call of Horovod or tf.distribute that others make.",
+)
 
 
 class _Ranks:
@@ -142,12 +180,19 @@ class _Ranks:
 
     Args:
         owner: makes their mailboxes; the caller closes it.
+        group: of all ranks; the caller closes it.
         output: reads the output of all but the first.
+        divergence: detects unlike collectives.
     """
 
-    def __init__(self, owner: MailboxOwner, output: Output) -> None:
-        self._owner, self._output = owner, output
+    def __init__(
+        self, owner: MailboxOwner, group: GroupOwner, output: Output, divergence: DivergenceDetector
+    ) -> None:
+        self._owner, self._group, self._output = owner, group, output
+        self._divergence = divergence
         self._programs: list[OwnedProcess] = []
+        self._ended: set[int] = set()  # ranks that have ended as they should
+        self._looking_at = 0.0  # when `_divergence` looks again
         self._failed: WorkerDied | None = None
         self._code = 0
         self._is_interrupted = False  # by a signal to this process
@@ -155,23 +200,32 @@ class _Ranks:
         self._killing_at: float | None = None  # when SIGKILL follows
         self._terminating_at: float | None = None  # when SIGTERM follows
 
-    def start(self, order: ScriptRanks) -> None:
-        """Starts a rank's process."""
+    @property
+    def has_failed(self) -> bool:
+        """True if a rank has failed."""
+        return self._failed is not None
+
+    def start(self, order: RankOrder, variables: Mapping[str, str]) -> None:
+        """Starts a rank's process.
+
+        Args:
+            variables: of this rank, besides those of a worker.
+        """
         rank, data = order.placement.rank, pickle.dumps(order)
         fd = anonymous_file(0, fixed=False)
         try:
             os.write(fd, data)
             command = python_command(
-                "nanotf.sagemaker.smp.rank_process", str(fd), str(os.getpid()), str(rank)
+                "nanotf.ranks.rank_process", str(fd), str(os.getpid()), str(rank)
             )
             pipe = None if rank == 0 else subprocess.PIPE
             process = subprocess.Popen(
                 command,
-                env=worker_variables(order.placement, os.environ),
+                env={**worker_variables(order.placement, os.environ), **variables},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
-                pass_fds=[fd, *order.spec.fds],
+                pass_fds=[fd, order.seat.fd, *order.mailbox.fds],
                 start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it
             )
         finally:
@@ -194,7 +248,19 @@ class _Ranks:
                 if not program.is_running:
                     del running[rank]
                     self._note_end(rank, program)
+            self._look_at_collectives()
             self._hurry(list(running.values()))
+
+    def _look_at_collectives(self) -> None:
+        """Fails all ranks if they wait for each other in unlike collectives."""
+        now = time.monotonic()
+        if now < self._looking_at or self.has_failed:
+            return
+        self._looking_at = now + _LOOK_SECONDS
+        try:
+            self._divergence.poll(self._group, self._ended)
+        except CollectiveError as error:
+            self._group.abort(str(error))
 
     def send(self, number: int) -> None:
         """Sends a signal to all. SIGKILL follows: after some seconds, or at a second Ctrl-C."""
@@ -228,11 +294,13 @@ class _Ranks:
 
     def _note_end(self, rank: int, program: OwnedProcess) -> None:
         if program.exit_code == 0:
+            self._ended.add(rank)
             self._owner.tell_ended(rank)
         elif self._code == 0:  # later failures follow from the first
             self._code = program.exit_code
             self._failed = self._died(rank, program)
             self._owner.fail(self._failed)
+            self._group.abort(self._failed.message)
             self._terminating_at = time.monotonic() + _NEWS_SECONDS
 
     def _died(self, rank: int, program: OwnedProcess) -> WorkerDied:
@@ -280,10 +348,3 @@ def _forwarded(crew: _Ranks) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write(program: OwnedProcess, line: bytes, is_error: bool) -> None:
-    """Prints a line of a rank other than the first, with its rank as prefix."""
-    stream = sys.stderr if is_error else sys.stdout
-    stream.write(f"[{program.name}] {line.decode(errors='replace')}")
-    stream.flush()

@@ -1,7 +1,8 @@
-"""`nanotf run --smp`: processes that run a script as ranks, without TensorFlow."""
+"""`nanotf run --ranks` and `--smp`: processes that run a script as ranks, without TensorFlow."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -16,7 +17,7 @@ import pytest
 import nanotf
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.sagemaker.smp import script_ranks
+from nanotf.ranks import rank_launch
 
 ROOT = pathlib.Path(nanotf.__file__).parents[1]
 TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
@@ -36,7 +37,7 @@ TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
     ],
 )
 def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: Any) -> None:
-    assert script_ranks.number(flag, n, None, environ) == size
+    assert rank_launch.number(flag, n, None, environ) == size
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: 
         (False, 3, None, TWO, "3 processes, partitions=2"),
         (True, 0, None, {}, "must be at least 1"),
         (True, 2, "a:1,b:1", {}, "run on one host"),
+        (True, 2, None, {"OMPI_COMM_WORLD_SIZE": "4"}, "4 processes that .* has started"),
         (False, 2, None, {"SM_HP_MP_PARAMETERS": "{"}, "must hold a dict in JSON"),
     ],
 )
@@ -54,7 +56,7 @@ def test_wrong_requests(
     flag: bool, n: Any, hosts: str | None, environ: dict[str, str], text: str
 ) -> None:
     with pytest.raises(NanoError, match=text):
-        script_ranks.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
+        rank_launch.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
 
 
 def _started(
@@ -211,3 +213,89 @@ def test_a_second_interrupt_kills_ranks_that_do_not_end(tmp_path: pathlib.Path) 
         gone, left = psutil.wait_procs(ranks_of_run, timeout=60)
         assert len(gone) == 2 and not left
     assert process.returncode == 128 + signal.SIGKILL
+
+
+def test_rank_0_prints_and_the_others_log(tmp_path: pathlib.Path) -> None:
+    logs = tmp_path / "logs"
+    done = _run(
+        tmp_path,
+        """
+        import importlib.util, json, os, sys
+        import horovod.tensorflow as hvd
+        hvd.init()
+        config = json.loads(os.environ["TF_CONFIG"])
+        assert config["task"] == {"type": "worker", "index": hvd.rank()}
+        assert len(set(config["cluster"]["worker"])) == hvd.size() == 2
+        assert os.environ["HOROVOD_LOCAL_RANK"] == str(hvd.local_rank())
+        assert importlib.util.find_spec("smdistributed.dataparallel.tensorflow") is not None
+        assert "tensorflow" not in sys.modules
+        print("rank", hvd.rank())
+        """,
+        "--ranks",
+        "-n",
+        "2",
+        NANOTF_WORKER_LOGS=str(logs),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0\n"
+    assert (logs / "rank-1.log").read_text() == "rank 1\n"
+    assert f"starting 2 ranks; rank 0 prints, the others log to {logs}" in done.stderr
+    assert "for itself" not in done.stderr
+
+
+def test_ranks_that_use_no_library_are_told(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, "print(1)", "--ranks", "-n", "2", TMPDIR=str(tmp_path))
+    assert done.returncode == 0 and done.stdout == "1\n"
+    (line,) = [line for line in done.stderr.splitlines() if "for itself" in line]
+    assert line.startswith("nanotf: each of the 2 ranks ran the script for itself")
+    assert not list(tmp_path.glob("nanotf-ranks-*"))  # nothing failed, so nothing stays
+
+
+def test_a_failed_rank_is_named_and_its_log_stays(tmp_path: pathlib.Path) -> None:
+    source = """
+        import os, sys
+        if os.environ["HOROVOD_RANK"] == "1":
+            print("last words")
+            sys.exit(3)
+        while True:
+            pass
+        """
+    done = _run(tmp_path, source, "--ranks", "-n", "2", TMPDIR=str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.rstrip().endswith("exited with code 3")
+    assert "nanotf: rank 1 (process " in done.stderr
+    (log,) = tmp_path.glob("nanotf-ranks-*/rank-1.log")
+    assert log.read_text() == "last words\n"
+    assert f"the output of the other ranks is in {log.parent}" in done.stderr
+
+
+def test_variables_of_a_rank() -> None:
+    found = rank_launch.rank_variables(1, [1000, 1001, 1002])
+    assert json.loads(found["TF_CONFIG"])["cluster"]["worker"][1] == "127.0.0.1:1001"
+    assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"], found["HOROVOD_CROSS_SIZE"]) == (
+        "1",
+        "3",
+        "1",
+    )
+
+
+def test_one_rank_without_a_launcher_says_one_line(tmp_path: pathlib.Path) -> None:
+    code = (
+        "from nanotf import hvd\n"
+        "assert not hvd.is_initialized()\n"
+        "hvd.init(); hvd.init()\n"
+        "assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_size()) == (0, 1, 1, 1)\n"
+        "import sys; assert 'tensorflow' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nanotf: hvd.init() found no launcher: this process is the only rank.")
+    assert "`nanotf run --ranks -n 2 train.py" in line

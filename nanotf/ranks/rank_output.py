@@ -1,0 +1,73 @@
+"""The output of ranks other than the first: into a log of each, or between rank 0's lines.
+
+Reads NANOTF_WORKER_LOGS, which the supervisor of a job sets: the folder of the logs. Without it
+they are in a folder of temporary files, which stays if a rank fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from typing import BinaryIO
+
+from nanotf.console import say
+from nanotf.pool.worker_log import FOLDER_VARIABLE
+from nanotf.sagemaker.detached.processes import OwnedProcess
+
+
+class RankOutput:
+    """Writes what ranks other than the first print.
+
+    Args:
+        size: number of ranks.
+        shows_all: True prints their lines, with the rank as prefix, instead of logging them.
+
+    Attributes:
+        failed: bool; the caller sets it before `close` if a rank has failed.
+    """
+
+    def __init__(self, size: int, shows_all: bool) -> None:
+        self.failed = False
+        self._logs: dict[str, BinaryIO] = {}  # by name of the rank
+        self._own: pathlib.Path | None = None  # the folder, if this object has made it
+        self._folder: pathlib.Path | None = None
+        if size > 1 and not shows_all:
+            given = os.environ.get(FOLDER_VARIABLE)
+            if given:
+                self._folder = pathlib.Path(given)
+                self._folder.mkdir(parents=True, exist_ok=True)
+            else:
+                self._folder = self._own = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-ranks-"))
+
+    @property
+    def about(self) -> str:
+        """The end of a sentence that says where the output goes."""
+        return "" if self._folder is None else f"; rank 0 prints, the others log to {self._folder}"
+
+    def write(self, program: OwnedProcess, line: bytes, is_error: bool) -> None:
+        """Writes a line of a rank."""
+        if self._folder is not None:
+            with suppress(OSError):  # a full disk must not end the ranks
+                if program.name not in self._logs:
+                    path = self._folder / f"rank-{program.name}.log"
+                    self._logs[program.name] = path.open("ab", buffering=0)
+                self._logs[program.name].write(line)
+            return
+        stream = sys.stderr if is_error else sys.stdout
+        stream.write(f"[{program.name}] {line.decode(errors='replace')}")
+        stream.flush()
+
+    def close(self) -> None:
+        """Closes the logs. Removes those of temporary files, unless a rank has failed."""
+        for log in self._logs.values():
+            log.close()
+        if self._own is None:
+            return
+        if self.failed and self._logs:
+            say(f"the output of the other ranks is in {self._own}", sys.stderr)
+        else:
+            shutil.rmtree(self._own, ignore_errors=True)

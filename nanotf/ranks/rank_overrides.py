@@ -1,0 +1,72 @@
+"""Tables of what a strategy over ranks replaces in TensorFlow and Keras.
+
+Keras 3 trains wrongly or not at all under a strategy of several processes,
+https://github.com/keras-team/keras/issues/20585. `KERAS` corrects it. `FILES` makes the ranks of a
+script for one process write its files once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.replacements import KERAS_3, Override
+from nanotf.ranks import rank_files
+
+
+def _reducing(stock: Any, _: Any) -> Any:
+    """Takes this rank's value of what a step returns, and not a mean over the axis of rows.
+
+    Keras only shows it. It sums metrics over replicas when it reads their variables.
+    """
+
+    @functools.wraps(stock)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction in ("auto", "mean", "first"):
+            return _local(values, strategy)
+        return stock(values, strategy, reduction)
+
+    return reduce_per_replica
+
+
+def _building(stock: Any, _: Any) -> Any:
+    """Builds a model on this rank's rows of a batch, and not on their mean over replicas."""
+
+    @functools.wraps(stock)
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        # Without a strategy, `iterator` must not lose a batch.
+        if iterator is not None and self._distribute_strategy is not None:
+            for _, _, batches in iterator:
+                data_batch = _local(next(batches), self.distribute_strategy)
+                break
+            iterator = None
+        stock(self, iterator, data_batch)
+
+    return _maybe_symbolic_build
+
+
+def _local(values: Any, strategy: Any) -> Any:
+    return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
+
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_ONCE = "all ranks run the script, but only one writes its files"
+
+KERAS: tuple[Override, ...] = (
+    Override(f"{_TRAINER}:reduce_per_replica", "reduces scalars over axis 0", _reducing, KERAS_3),
+    Override(f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build", "feeds a per-replica value to a reduction", _building, KERAS_3),
+)  # fmt: skip
+
+FILES: tuple[Override, ...] = (
+    Override("tensorflow:train.Checkpoint._write", _ONCE, rank_files.writing("file_prefix")),
+    Override("tensorflow:saved_model.save", _ONCE, rank_files.writing("export_dir")),
+    *(
+        Override(f"tensorflow:keras.{name}", _ONCE, rank_files.writing("filepath"))
+        for name in ("Model.save", "Model.save_weights", "Model.export", "models.save_model")
+    ),
+    Override("tensorflow.python.checkpoint.checkpoint_management:update_checkpoint_state_internal", _ONCE, rank_files.changing("save_dir")),
+    Override("tensorflow.python.checkpoint.checkpoint_management:_delete_file_if_exists", _ONCE, rank_files.changing("filespec")),
+    Override("tensorflow:summary.create_file_writer", _ONCE, rank_files.making_writers),
+)  # fmt: skip

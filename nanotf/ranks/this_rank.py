@@ -1,0 +1,99 @@
+"""This process's place among the ranks of a script, and its group.
+
+`rank_process` calls `enter` before the script begins. A process that no launcher has started is the
+only rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import pathlib
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanotf.ranks.rank_order import GroupSeat
+
+# Keys of collectives outside steps, below those of `collectives.launcher`.
+JOIN_KEY = 3
+FILES_KEY = 4
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank among all, and among those of its host."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass
+class _Here:
+    """The state of this process."""
+
+    place: RankPlace = RankPlace()
+    seat: GroupSeat | None = None
+    uses: set[str] = field(default_factory=set)  # the libraries that the script uses
+
+
+_here = _Here()
+
+
+def enter(seat: GroupSeat) -> None:
+    """Makes this process a rank."""
+    _here.seat = seat
+    _here.place = RankPlace(seat.rank, seat.spec.size)
+
+
+def is_rank() -> bool:
+    """Returns True if a launcher has started this process as a rank, even as the only one."""
+    return _here.seat is not None
+
+
+def place() -> RankPlace:
+    """Returns this process's place."""
+    return _here.place
+
+
+def note_use(library: str) -> bool:
+    """Records that the script uses a library of ranks. Returns True at the first time."""
+    is_first = library not in _here.uses
+    _here.uses.add(library)
+    return is_first
+
+
+def is_alone() -> bool:
+    """Returns True if the script uses no library of ranks: each rank trains for itself."""
+    return not _here.uses
+
+
+@functools.cache
+def group() -> Any:
+    """Returns this rank's `collectives.Group`. Imports TensorFlow.
+
+    Attaches at the first call: a script that does not communicate takes no part.
+    """
+    from nanotf.collectives.group import Group
+
+    assert _here.seat is not None, "a process that no launcher has started has no group"
+    found = Group.attach(_here.seat.spec, _here.seat.rank, _here.seat.fd)
+    # The other ranks must not wait for a process that has ended.
+    atexit.register(found.close)
+    return found
+
+
+@functools.cache
+def keys() -> Any:
+    """Returns the `collectives.launcher.Keys` of this process's collectives."""
+    from nanotf.collectives.launcher import Keys
+
+    return Keys()
+
+
+def command(processes: int | None = None) -> str:
+    """Returns the command that starts this script as ranks, for messages."""
+    is_script = pathlib.Path(sys.argv[0]).is_file()
+    words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
+    return f"nanotf run --ranks -n {processes or 2} {shlex.join(words)}"
