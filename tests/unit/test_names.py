@@ -135,6 +135,6 @@ def test_describe_exit(
 def test_a_kill_is_the_kernels_only_if_it_has_killed(
     kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "_KILLS_BEFORE", errors._kills_for_memory() - kills)
+    monkeypatch.setattr(errors, "_KILLS_BEFORE", errors.kills_for_memory() - kills)
     phrase, _, _ = errors.describe_exit(-signal.SIGKILL)
     assert ("memory ran out" in phrase) == bool(kills)
