@@ -222,7 +222,10 @@ def test_ray_serve_example(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> N
 
 
 def test_ray_serve_replicas(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """Each answers as the model, has its CPU, and batches where rows are apart. A bad request fails no other."""
+    """Each answers as the model, from its own CPU, in batches where rows are apart.
+
+    A bad request fails no other.
+    """
     output = _asked_on_ray(tmp_path, own_ray, str(ROOT / "tests" / "e2e" / "ray_replicas.py"))
     found = json.loads(output.splitlines()[-1])
     for name, batches in (("apart", True), ("centred", False)):
