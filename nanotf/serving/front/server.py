@@ -110,8 +110,8 @@ class Server:
             "nanotf_queue_requests": lambda: self._dispatcher.line.count,
             "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
             "nanotf_workers": lambda: len(self._fleet.workers),
-            "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
         }
+        self._counters.totals["nanotf_worker_restarts_total"] = lambda: self._fleet.restarts
         self._grpc = None if options.grpc_port is None else self._grpc_listener(options.grpc_port)
         self._desk.most_connections = _most_connections()
         self._stops = asyncio.Event()
