@@ -72,25 +72,31 @@ class ServedProgram:
         os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)  # read when TensorFlow first computes
         self.program = nanotf.inference.load(folder, threads=threads)
         self.signature = self.program.signatures["serving_default"]
-        (spec,) = self.signature.inputs
-        same_lengths = spec.shape is not None and None not in spec.shape[1:]
+        (self.input,), (self.output,) = self.signature.inputs, self.signature.outputs
+        shape = self.input.shape
+        same_lengths = shape is not None and None not in shape[1:]
         self.batches = same_lengths and not self.program.reason_to_keep_together()
 
     async def __call__(self, request: Request) -> JSONResponse:
         """Answers `{"instances": rows}` with `{"predictions": rows}`."""
         try:  # here: a request that does not fit would fail the others of its batch
             rows = (await request.json())["instances"]
-            array = self.signature.checked({self.signature.input_names[0]: rows}).popitem()[1]
+            array = self.signature.checked({self.input.name: rows})[self.input.name]
         except (ValueError, TypeError, KeyError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
-        found = await self.together(array) if self.batches else self.program(array)
+            text = f"{type(error).__name__}: {error}"
+            return JSONResponse({"error": text}, status_code=400)
+        found = await self.together(array) if self.batches else self.computed(array)
         answer: dict[str, Any] = {"predictions": found.tolist()}
         return JSONResponse(answer, headers={"X-Cores": ",".join(map(str, self.cores))})
+
+    def computed(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the output of rows."""
+        return self.program.run({self.input.name: rows})[self.output.name]
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0)
     async def together(self, requests: list[np.ndarray]) -> list[np.ndarray]:
         """Computes the rows of all requests that wait, at once."""
-        found = self.program.predict(np.concatenate(requests), batch_size=32)
+        found = self.computed(np.concatenate(requests))
         return np.split(found, np.cumsum([len(rows) for rows in requests])[:-1])
 
 

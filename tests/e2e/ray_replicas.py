@@ -77,7 +77,9 @@ def main() -> None:
     serve.start(http_options={"port": PORT})
     for name, layer in (("apart", layers.Dense(2)), ("centred", Centred())):
         model = tf.keras.Sequential([layers.Input((3,)), layer])
-        nanotf.inference.make(model, folder=folder / name)
+        model.export(str(folder / "saved" / name))  # of a SavedModel, and of a Keras model
+        source = model if name == "apart" else folder / "saved" / name
+        nanotf.inference.make(source, folder=folder / name)
         options = {"num_cpus": 1} if name == "apart" else {"num_cpus": 0.5}
         replicas = WatchedProgram.options(num_replicas=1, ray_actor_options=options)
         handle = serve.run(replicas.bind(str(folder / name)), name=name, route_prefix=f"/{name}")
