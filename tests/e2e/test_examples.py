@@ -26,6 +26,7 @@ SEARCH = "search"  # needs Optuna
 FOLDS = "k_fold"  # items of `nanotf.map`
 OPTIMIZE = "optimize_model"  # `nanotf.inference`
 SERVED = "serve_model"  # starts `nanotf serve`
+REPLICAS = "ray_serve"  # test_ray.py runs it
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -144,5 +145,5 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS, OPTIMIZE}
-    other |= {SEARCH, IMPORTED, SERVED, TRANSFORMERS}
+    other |= {SEARCH, IMPORTED, SERVED, REPLICAS, TRANSFORMERS}
     assert found == {*SCRIPTS, *other}

@@ -374,6 +374,11 @@ def test_many_at_once_and_metrics(server: Served, channel: Any) -> None:
     assert server.metric(f":tensorflow:serving:request_latency_count{labels}") >= 201
 
 
+def test_the_start_names_all_versions(server: Served) -> None:
+    assert "types (versions 3, 5)" in server.log()
+    assert "examples (version 1)" in server.log()
+
+
 def test_random_bytes(channel: Any) -> None:
     rng = np.random.default_rng(11)
     good = _predict_body()

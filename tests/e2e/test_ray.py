@@ -1,4 +1,4 @@
-"""`backend="ray"`: workers on CPUs of Ray's, on one node of this machine or on two.
+"""`backend="ray"`: workers on CPUs of Ray's, on one node of this machine or on two. Ray Serve.
 
 Ray leaves threads and sockets in a process, so each test runs in a separate process.
 """
@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from parity import digits, small_cnn
-from processes import ROOT, run_script
+from processes import ROOT, run_python, run_script
 from waiting import wait_until
 
 import nanotf
@@ -193,6 +195,51 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _asked_on_ray(
+    directory: pathlib.Path, own_ray: dict[str, str], program: str, *options: str
+) -> str:
+    """Returns the output of a program that uses Ray Serve at a port that is free."""
+    command = [sys.executable, "-c", "from ray import serve"]
+    if subprocess.run(command, capture_output=True, check=False, timeout=GROUP_SECONDS).returncode:
+        pytest.skip("Ray Serve is not installed: pip install 'ray[serve]'")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    folders = os.pathsep.join(str(ROOT / name) for name in ("", "examples", "tests"))
+    words = [program, *options, "--port", str(port)]
+    return run_python(directory, *words, **{**own_ray, "PYTHONPATH": folders})
+
+
+@pytest.mark.thorough
+def test_ray_serve_example(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
+    """Replicas answer as `predict` does."""
+    program = str(ROOT / "examples" / "ray_serve.py")
+    output = _asked_on_ray(tmp_path, own_ray, program, "--replicas", "1")
+    difference = re.search(r"largest difference from predict: (\S+)$", output, re.MULTILINE)
+    assert difference is not None, output
+    assert float(difference[1]) <= 1e-5
+
+
+def test_ray_serve_replicas(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
+    """Each answers as the model, from its own CPU, in batches where rows are apart.
+
+    A bad request fails no other.
+    """
+    output = _asked_on_ray(tmp_path, own_ray, str(ROOT / "tests" / "e2e" / "ray_replicas.py"))
+    found = json.loads(output.splitlines()[-1])
+    for name, batches in (("apart", True), ("centred", False)):
+        *statuses, of_bad = found[name]["statuses"]
+        assert set(statuses) == {200}
+        assert of_bad == 400
+        assert "must have the shape (None, 3)" in found[name]["error"]
+        assert found[name]["difference"] <= 1e-5
+        assert found[name]["batches"] is batches
+    (cpu,) = found["apart"]["cores"]
+    assert cpu, "a whole CPU is claimed"
+    assert found["centred"]["cores"] == [""], "a part of a CPU is not"
+    assert found["again"] == cpu, "the next replica gets the CPU of one that was killed"
+    assert found["wrong"] == [400] * 3
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

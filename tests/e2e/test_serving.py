@@ -190,7 +190,10 @@ def test_a_worker_that_hangs_is_replaced(model, expected, tmp_path):
         os.kill(worker, signal.SIGSTOP)
         reply = found.ask("/v1/models/digits:predict", {"instances": ROWS[:1].tolist()})
         assert reply.status == 504
-        found.wait_until(lambda: found.metric("nanotf_workers") == 1, "no other worker has come")
+        found.wait_until(
+            lambda: found.metric("nanotf_workers") == 1 and worker not in found.workers(),
+            "no other worker has come",
+        )
         np.testing.assert_allclose(
             found.predict(ROWS[:2].tolist(), "digits"), expected[:2], atol=1e-5
         )

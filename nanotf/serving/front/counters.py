@@ -40,10 +40,12 @@ class Counters:
 
     Attributes:
         gauges: dict of a name to a function that returns its value now.
+        totals: the same, of values that never fall.
     """
 
     def __init__(self) -> None:
         self.gauges: dict[str, Callable[[], float]] = {}
+        self.totals: dict[str, Callable[[], float]] = {}
         self._counts: collections.defaultdict[str, collections.Counter[_Labels]]
         self._counts = collections.defaultdict(collections.Counter)
         self._histograms: dict[str, dict[_Labels, _Histogram]] = collections.defaultdict(dict)
@@ -90,8 +92,9 @@ class Counters:
     def text(self) -> bytes:
         """Returns all of them in Prometheus's text format, version 0.0.4."""
         lines: list[str] = []
-        for name, gauge in self.gauges.items():
-            lines += [f"# TYPE {name} gauge", f"{name} {gauge():g}"]
+        for kind, found in (("gauge", self.gauges), ("counter", self.totals)):
+            for name, value_of in found.items():
+                lines += [f"# TYPE {name} {kind}", f"{name} {value_of():g}"]
         for name, counts in self._counts.items():
             lines.append(f"# TYPE {name} counter")
             lines += [f"{name}{_braces(labels)} {value}" for labels, value in counts.items()]

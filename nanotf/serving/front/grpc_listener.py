@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -40,14 +41,14 @@ class GrpcCall(Incoming):
 
     entrypoint: ClassVar[str] = GRPC
 
-    peer: str  # the client's address; gRPC crashes if it is asked after the call has ended
+    peer: str  # the client, as gRPC names it; gRPC crashes if it is asked after the call has ended
     answer: asyncio.Future[Response]
     seconds: float | None  # until the client's deadline
 
     @property
     def client(self) -> str:
-        """The client's address, as gRPC writes it."""
-        return self.peer
+        """The client's address."""
+        return client_of(self.peer)
 
     @property
     def has_left(self) -> bool:
@@ -166,6 +167,12 @@ class GrpcListener:
             return await _sent(Response(404, b"unknown service"), context)
         status = _SERVING if self._desk.is_ready() else _NOT_SERVING
         return message_answer(self._messages["HealthCheckResponse"](status=status)).body
+
+
+def client_of(peer: str) -> str:
+    """Returns the address in gRPC's name of a peer, such as "ipv4:10.0.0.1:5000"."""
+    kind, _, rest = urllib.parse.unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
 
 async def _sent(answer: Response, context: Any) -> bytes:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +114,8 @@ class Server:
             "nanotf_queue_requests": lambda: self._dispatcher.line.count,
             "nanotf_queue_bytes": lambda: self._dispatcher.line.nbytes,
             "nanotf_workers": lambda: len(self._fleet.workers),
-            "nanotf_worker_restarts_total": lambda: self._fleet.restarts,
         }
+        self._counters.totals["nanotf_worker_restarts_total"] = lambda: self._fleet.restarts
         self._grpc = None if options.grpc_port is None else self._grpc_listener(options.grpc_port)
         self._stops = asyncio.Event()
         self._signals = 0
@@ -201,7 +201,7 @@ class Server:
                 ready["grpc_port"] = self._grpc.port
             files.write_json(self._options.ready_file, ready)
         names = ", ".join(
-            f"{model} (version {max(self._fleet.served(model))})" for model in self._desk.models()
+            f"{model} ({_versions(self._fleet.served(model))})" for model in self._desk.models()
         )
         remote = "" if self._grpc is None else f" (gRPC: port {self._grpc.port})"
         say(
@@ -332,6 +332,12 @@ def _access_log(form: str) -> Any:
             print(line, file=sys.stderr)
 
     return log
+
+
+def _versions(numbers: Iterable[int]) -> str:
+    """Returns words for versions."""
+    found = [str(number) for number in sorted(numbers)]
+    return f"version{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _as_text(values: Sequence[Any]) -> str:

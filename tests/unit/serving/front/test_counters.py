@@ -10,13 +10,16 @@ LINE = re.compile(r"^(# TYPE \S+ (gauge|counter|histogram)|[a-zA-Z_:][\w:]*(\{.*
 def test_every_line_is_of_the_format():
     counters = Counters()
     counters.gauges["nanotf_queue_requests"] = lambda: 3
+    counters.totals["nanotf_worker_restarts_total"] = lambda: 2
     counters.answered('a "quoted"\nname\\', "predict", 200, 0.001)
     counters.answered("m", "predict", 503, 0.001)
     counters.computed("m", 7, 0.004)
     counters.rejected("full")
     text = counters.text().decode()
     assert all(LINE.match(line) for line in text.splitlines())
-    assert "nanotf_queue_requests 3" in text
+    assert "# TYPE nanotf_queue_requests gauge\nnanotf_queue_requests 3\n" in text
+    of_restarts = "# TYPE nanotf_worker_restarts_total counter\nnanotf_worker_restarts_total 2\n"
+    assert of_restarts in text
     assert ':tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1' in text
     assert ':tensorflow:serving:request_example_count_total{model="m"} 7' in text
     assert 'nanotf_rejected_total{reason="full"} 1' in text

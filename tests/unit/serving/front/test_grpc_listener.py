@@ -13,7 +13,7 @@ pytest.importorskip("grpc")
 import grpc
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.serving.front.grpc_listener import GrpcCall, GrpcListener
+from nanotf.serving.front.grpc_listener import GrpcCall, GrpcListener, client_of
 from nanotf.serving.front.status_names import status_name
 from nanotf.serving.interface import Response
 from nanotf.serving.remote.remote_interface import RemoteInterface
@@ -86,10 +86,24 @@ def test_a_call_is_a_request_for_the_desk() -> None:
         (call,) = desk.calls
         assert (call.method, call.path, call.body) == ("POST", "/a.Service/Method", b"body")
         assert call.headers["some-key"] == "value"
-        assert "127.0.0.1" in call.client
+        assert call.client == "127.0.0.1"
         assert (call.entrypoint, call.patience, call.has_left) == ("GRPC", None, False)
 
     _run(test)
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("ipv4:10.0.0.1:5000", "10.0.0.1"),
+        ("ipv6:%5B::1%5D:5000", "::1"),
+        ("ipv6:[fe80::1%25eth0]:5000", "fe80::1%eth0"),
+        ("unix:/tmp/a", "unix:/tmp/a"),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_client_is_that_of_http(peer: str, client: str) -> None:
+    assert client_of(peer) == client
 
 
 @pytest.mark.parametrize(
