@@ -144,7 +144,7 @@ def _beside(
         if shared:
             warn_once(
                 "The workers share the logical CPUs %s with those of %s: too few are left. All "
-                "will be slow. Call nanotf.shutdown() there, or name cores=[...] here.",
+                "will be slow. Let those end first, or use fewer workers.",
                 shared,
                 _processes(sorted(taken)),
             )
