@@ -214,13 +214,15 @@ class IsolatedFunction:
         function, arguments = self._loaded
         return function, dict(arguments)
 
-    def end(self) -> None:
-        """Forgets after an item what the next must not find.
+    def end(self) -> bool:
+        """Forgets after an item what the next must not find; returns True if there was anything.
 
-        Garbage must be collected next: a class that is still there would be used again.
+        Garbage must then be collected: a class that is still there would be used again.
         """
-        if self._modules.end() or self._is_touched():
+        is_touched = self._modules.end() or self._is_touched()
+        if is_touched:
             self._loaded = self._contents = None
+        return is_touched
 
     def _is_touched(self) -> bool:
         if self._contents is None:
