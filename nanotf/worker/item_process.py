@@ -25,12 +25,14 @@ class ItemProcess:
 
     def __init__(self) -> None:
         self._restore: Callable[[], None] = lambda: None
-        self._keras = KerasSession()
+        self._keras: KerasSession | None = None
         self._collected = time.perf_counter()  # when garbage was last looked for
         self._took = 0.0  # seconds of that
 
     def begin_call(self, state: ProcessState, terminal: orders.Terminal) -> None:
         """Takes the state of the user's process, which all items of a call find."""
+        if self._keras is None:  # no earlier: now it sees all threads but the user's
+            self._keras = KerasSession()
         state.restore()
         columns = {"COLUMNS": str(terminal.columns)}  # as `output.RelayedOutput` sets it
         self._restore = state.with_environ({**state.values["environ"], **columns}).restorer()
@@ -41,6 +43,7 @@ class ItemProcess:
         Keras counts the layers of a process to name them. `set_random_seed` comes last: the
         settings must not draw from it.
         """
+        assert self._keras is not None, "the call has begun"
         if self._keras.is_used():
             self._keras.clear()
         self._restore()
@@ -53,7 +56,7 @@ class ItemProcess:
         Args:
             thoroughly: whether garbage must not stay, however short the item was.
         """
-        if self._keras.is_used():
+        if self._keras is not None and self._keras.is_used():
             self._keras.clear()
             thoroughly = True
         begin = time.perf_counter()

@@ -88,10 +88,11 @@ class ItemSession:
         call = self._call
         assert call is not None, "a worker's first order of a call brings the function"
         arguments = {"descriptors": descriptors} if descriptors else {}
-        for item in _items(message.order, order, blocks, arguments):
-            if not call.claims.take(item.order, item.index):
-                break
-            self._run_item(call, item)
+        with quiet_bars.quiet_by_default() if call.quiet else contextlib.nullcontext():
+            for item in _items(message.order, order, blocks, arguments):
+                if not call.claims.take(item.order, item.index):
+                    break
+                self._run_item(call, item)
         self.channel.send(messages.OrderDone(message.order, self.rank))
 
     def _begin_call(
@@ -101,9 +102,9 @@ class ItemSession:
         claims: ItemClaims,
         shared: Block | None,
     ) -> None:
+        relayed = output.RelayedOutput(self._print, task.terminal)
         self._process.begin_call(message.state, task.terminal)
         function = isolation.IsolatedFunction(task, shared)
-        relayed = output.RelayedOutput(self._print, task.terminal)
         self._call = _CallOfItems(claims, function, relayed, task.quiet)
 
     def _forget(self) -> None:
@@ -137,8 +138,7 @@ class ItemSession:
         (value,) = whole.load(item.pickled, item.block)
         function, arguments = call.function.begin()
         self._process.begin(item.seed)
-        quiet = quiet_bars.quiet_by_default() if call.quiet else contextlib.nullcontext()
-        with quiet, call.relayed:
+        with call.relayed:
             result = function(value, **arguments, **item.arguments)
         return self._send_arrays(result)
 

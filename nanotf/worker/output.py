@@ -252,8 +252,8 @@ class RelayedOutput(contextlib.AbstractContextManager[None]):
         streams: Sequence[str] = STREAMS,
     ) -> None:
         def send_in_order(stream: str, text: str) -> None:
-            if _tensorflow_prints.cache_info().currsize:
-                _tensorflow_prints().pass_on()
+            if self._prints is not None:
+                self._prints.pass_on()
             send(stream, text)
 
         self._relays = {
@@ -263,8 +263,9 @@ class RelayedOutput(contextlib.AbstractContextManager[None]):
         self._streams, self._columns = streams, str(terminal.columns)
         self._own = None if "stderr" in streams else _Warnings(self._relays["stderr"])
         self._of_tensorflow = functools.partial(send, "stderr")
-        # It has a name of the pipe for `tf.print`.
-        self._has_names = pathlib.Path("/proc/self/fd").is_dir()
+        # That folder has a name of the pipe for `tf.print`.
+        has_names = pathlib.Path("/proc/self/fd").is_dir()
+        self._prints = _tensorflow_prints() if has_names else None
         self._before: tuple[dict[str, Any], str | None] = {}, None
 
     def __enter__(self) -> None:
@@ -278,12 +279,12 @@ class RelayedOutput(contextlib.AbstractContextManager[None]):
             setattr(sys, stream, self._relays[stream])
         if self._own is not None:
             logger.addHandler(self._own)
-        if self._has_names:
-            _tensorflow_prints().begin(self._of_tensorflow)
+        if self._prints is not None:
+            self._prints.begin(self._of_tensorflow)
 
     def __exit__(self, *_: object) -> None:
-        if self._has_names:
-            _tensorflow_prints().end()
+        if self._prints is not None:
+            self._prints.end()
         streams, columns = self._before
         for stream, before in streams.items():
             setattr(sys, stream, before)

@@ -16,7 +16,6 @@ import itertools
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -420,6 +420,11 @@ class Unpickler(pickle.Unpickler):
     def numbered(self) -> list[Any]:
         return [self._made[number] for number in range(len(self._made))]
 
+    @property
+    def has_objects(self) -> bool:
+        """Returns True if it has made any object that was sent by number."""
+        return bool(self._made)
+
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
             return self._made[pid]
@@ -438,6 +443,8 @@ class Unpickler(pickle.Unpickler):
 
     def load_attributes(self) -> None:
         """Sets the attributes of all objects read so far, and of all reachable from them."""
+        if self._read == len(self._made):
+            return
         tf = require_tensorflow()
         while self._read < len(self._made):  # it grows in this loop
             obj, attributes = self._made[self._read], self.load()
@@ -483,10 +490,11 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
         with pickling.naming(name):
             pickling.dump(pickler, part)
             pickler.dump_attributes()
-    pickling.dump(pickler, _outline(file, pickler) if pickler.numbered else "[]")
+    pickling.dump(pickler, _outline(file, pickler) if pickler.numbered else _NO_OBJECTS)
     return file.getvalue(), pickler
 
 
+_NO_OBJECTS = "[]"  # the outline of none
 _outlines: dict[bytes, str] = {}  # by the bytes in front of them; the oldest first
 _OUTLINES_KEPT = 8
 
@@ -524,6 +532,8 @@ def load(
         unpickler.load_attributes()
     sent = unpickler.load()
     put(parts)
+    if sent == _NO_OBJECTS and not unpickler.has_objects:
+        return parts
     unpickler.complete()
     if is_checked:
         outlines.check(sent, unpickler.outline(), unpickler.numbered)
