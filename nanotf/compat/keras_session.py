@@ -18,36 +18,34 @@ from nanotf.compat.versions import require_tensorflow
 
 
 class KerasSession:
-    """The session of a process in which one piece of code runs after another."""
+    """The session of a process in which one piece of code runs after another.
+
+    Make it when all threads run that are not of such code.
+    """
 
     def __init__(self) -> None:
+        from tensorflow.python.framework import ops
+
+        self._graphs, self._parts = ops._default_graph_stack, generation().session_parts
         self._threads = threading.active_count()
         self._mark: tuple[Any, ...] | None = None
 
     def begins(self) -> None:
         """Notes that the session is as the next piece of code must find it."""
-        self._mark = _mark()
+        self._mark = self._parts(), self._graphs._global_default_graph
 
     def is_used(self) -> bool:
         """Returns True if a layer was named or a graph made since `begins`, or may have been.
 
         Keras has a session for each thread. Those of further threads cannot be seen from here.
         """
-        mark, now = self._mark, _mark()
-        is_same = mark is not None and len(mark) == len(now) and all(map(operator.is_, mark, now))
-        return not is_same or threading.active_count() > self._threads
+        if self._mark is None or threading.active_count() > self._threads:
+            return True
+        mark, now = self._mark[0], self._parts()
+        is_same = len(mark) == len(now) and all(map(operator.is_, mark, now))
+        return not is_same or self._mark[1] is not self._graphs._global_default_graph
 
     def clear(self) -> None:
         """Clears the session, as `tf.keras.backend.clear_session` does."""
         require_tensorflow().keras.backend.clear_session()
         self._mark = None
-
-
-def _mark() -> tuple[Any, ...]:
-    return _default_graph(), *generation().session_parts()
-
-
-def _default_graph() -> Any:
-    from tensorflow.python.framework import ops
-
-    return ops._default_graph_stack._global_default_graph

@@ -485,16 +485,19 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
     """
     file = io.BytesIO()
     pickler = make(file)
-    pickling.dump(pickler, len(parts))
+    file.write(pickle.dumps(len(parts)))
     for name, part in parts.items():
-        with pickling.naming(name):
+        try:
             pickling.dump(pickler, part)
             pickler.dump_attributes()
-    pickling.dump(pickler, _outline(file, pickler) if pickler.numbered else _NO_OBJECTS)
+        except ShippingError as error:
+            raise pickling.named(name, error) from error.__cause__
+    file.write(pickle.dumps(_outline(file, pickler)) if pickler.numbered else _PICKLED_NONE)
     return file.getvalue(), pickler
 
 
 _NO_OBJECTS = "[]"  # the outline of none
+_PICKLED_NONE = pickle.dumps(_NO_OBJECTS)
 _outlines: dict[bytes, str] = {}  # by the bytes in front of them; the oldest first
 _OUTLINES_KEPT = 8
 
