@@ -23,7 +23,7 @@ import tensorflow as tf
 from nanotf.compat import quiet_bars
 from nanotf.shipping import orders
 from nanotf.shipping.objects import pickling, whole
-from nanotf.shipping.objects.packing import Packer, Pickled
+from nanotf.shipping.objects.packing import Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -67,6 +67,7 @@ class ItemSession:
         self.rank = rank
         self.channel = channel
         self._process = ItemProcess()
+        self._dumper = whole.ItemDumper()
         self._call: _CallOfItems | None = None
         self._order = self._index = 0  # of the item that runs, or has run last
         self._has_spoken = False  # whether anything was sent for it through the channel
@@ -144,8 +145,7 @@ class ItemSession:
 
     def _send_arrays(self, result: Any) -> Pickled | None:
         """Sends a result with large arrays; returns one without, which needs no shared block."""
-        packer = Packer()
-        found = whole.dump({"The result": result}, packer)
+        found, packer = self._dumper.dump("The result", result)
         if not packer.nbytes:
             return found
         block = packer.block()

@@ -98,7 +98,10 @@ def task_of(
     parts = {f"The function {name}": function}
     parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
     sent = PackedObject(whole.dump(parts, packer, by_value=function), packer)
-    parcels = [_parcel(f"Item {index}", item) for index, item in enumerate(items)]
+    dumper = whole.ItemDumper()
+    parcels = [
+        PackedObject(*dumper.dump(f"Item {index}", item)) for index, item in enumerate(items)
+    ]
     return Task(
         name,
         tuple(shared),
@@ -110,8 +113,3 @@ def task_of(
         terminal,
         quiet,
     )
-
-
-def _parcel(what: str, item: Any) -> PackedObject:
-    packer = Packer()
-    return PackedObject(whole.dump({what: item}, packer), packer)

@@ -52,6 +52,9 @@ class Results(Iterator[Any]):
 
     @raising_at_the_call
     def __next__(self) -> Any:
+        return self._take()
+
+    def _take(self) -> Any:
         if self._passed == self._count:
             self.close()
             raise StopIteration
@@ -80,7 +83,7 @@ class Results(Iterator[Any]):
             with self._bar.shown():
                 while self._passed < self._count:
                     number = self._passed
-                    found[number] = next(self)
+                    found[number] = self._take()
         except NanoError as error:
             error.results = {**found, **self._ended()}
             raise

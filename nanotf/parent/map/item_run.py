@@ -111,12 +111,13 @@ class _NoMoreWanted(Exception):
     """The user wants no more results."""
 
 
-def seed_of(base: int, index: int) -> int:
-    """Returns the seed of an item: distinct streams for all indices of one base.
+def seeds_of(base: int, count: int) -> list[int]:
+    """Returns the seeds of so many items; more items do not change those of the first.
 
-    `numpy.random.SeedSequence` mixes the two numbers.
+    `numpy.random.SeedSequence` makes them of the base of the call.
     """
-    return int(np.random.SeedSequence((base, index)).generate_state(1)[0])
+    found: list[int] = np.random.SeedSequence(base).generate_state(count).tolist()
+    return found
 
 
 class ItemRun:
@@ -140,6 +141,7 @@ class ItemRun:
         self._restarts: collections.Counter[int] = collections.Counter()  # by item
         # By rank, of a worker process that has the function.
         self._given: dict[int, GivenItems] = {}
+        self._seeds = seeds_of(task.seed, len(task.items))
         self._pace = Pace()
         self._before = 0  # the orders of this call have greater numbers
         self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `ItemEnded`
@@ -360,7 +362,7 @@ class ItemRun:
         contents = orders.ItemOrder(
             task,
             tuple(indices),
-            tuple(seed_of(self.task.seed, index) for index in indices),
+            tuple(self._seeds[index] for index in indices),
             tuple(item.whole.body for item in packed),
             {
                 i: item.whole.buffers

@@ -210,7 +210,7 @@ class HeapPickler(pickling.TensorPickler):
         modules: user_modules.ModulesByValue | None = None,
     ) -> None:
         super().__init__(file, buffer_callback)
-        self._modules = modules
+        self.modules = modules
         self.numbered: list[Any] = []
         self._ids: dict[int, Any] = dict(known or {})
         # Of an object whose class may refer to it, as in a method that names a global: the object
@@ -231,6 +231,10 @@ class HeapPickler(pickling.TensorPickler):
                 self._classes[number] = number, maker
             return number, maker
         return self._classes.get(found, found) if isinstance(found, int) else found
+
+    def is_new(self) -> bool:
+        """Returns True if, without its memo, it is as it was made: it has met plain objects."""
+        return not self.numbered and not self.globals_ref  # cloudpickle's, of functions by value
 
     def maker(self, obj: Any) -> Any:
         """Returns the maker of an object that is sent by number, see `_maker`; else None."""
@@ -260,8 +264,8 @@ class HeapPickler(pickling.TensorPickler):
         return outlines.outline_of(zip(self.numbered, kinds, written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
-        if self._modules is not None and isinstance(obj, (type, types.FunctionType)):
-            self._modules.take_holder(obj)
+        if self.modules is not None and isinstance(obj, (type, types.FunctionType)):
+            self.modules.take_holder(obj)
         reduced = containers.described(obj) or _replaced(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
@@ -485,6 +489,12 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
     """
     file = io.BytesIO()
     pickler = make(file)
+    dump_with(pickler, file, parts)
+    return file.getvalue(), pickler
+
+
+def dump_with(pickler: HeapPickler, file: io.BytesIO, parts: Mapping[str, Any]) -> None:
+    """Pickles objects with a pickler that writes to `file`; raises as `dump`."""
     file.write(pickle.dumps(len(parts)))
     for name, part in parts.items():
         try:
@@ -493,7 +503,6 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
         except ShippingError as error:
             raise pickling.named(name, error) from error.__cause__
     file.write(pickle.dumps(_outline(file, pickler)) if pickler.numbered else _PICKLED_NONE)
-    return file.getvalue(), pickler
 
 
 _NO_OBJECTS = "[]"  # the outline of none
