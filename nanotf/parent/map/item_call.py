@@ -12,7 +12,8 @@ from nanotf.machine import topology
 from nanotf.parent.map import item_arguments
 from nanotf.parent.map.item_output import output_of
 from nanotf.parent.map.item_results import Results
-from nanotf.parent.map.item_run import ItemRun, PackedObject, Policy, Task
+from nanotf.parent.map.item_run import ItemRun
+from nanotf.parent.map.item_task import PackedObject, Policy, Task
 from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan

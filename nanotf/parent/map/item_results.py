@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanotf.errors import NanoError, WorkerError
-from nanotf.parent.map.item_run import ItemRun, Outcome
+from nanotf.parent.map.item_run import ItemRun
+from nanotf.parent.map.item_task import Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping.objects import whole
 from nanotf.tracebacks import raising_at_the_call

@@ -11,7 +11,6 @@ A thread, so that the workers continue while the user's code works on a result.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import pickle
 import queue
@@ -19,23 +18,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
-from nanotf.compat.process_state import ProcessState
 from nanotf.console import ItemBar, logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import worker_errors
 from nanotf.parent.map.item_batches import AHEAD_SECONDS, MOST_BYTES, GivenItems, Pace
 from nanotf.parent.map.item_output import ItemOutput
+from nanotf.parent.map.item_task import Outcome, Policy, Task, seeds_of
 from nanotf.pool import interrupts, warm
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
-from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery, explaining_few_descriptors
 from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.shipping import orders
 from nanotf.shipping.objects import pickling
-from nanotf.shipping.objects.packing import Packer, Pickled
+from nanotf.shipping.objects.packing import Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -44,80 +40,8 @@ from nanotf.wire.blocks import Block
 GROWTH_LIMIT = 256 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedObject:
-    """A pickled object, and the arrays that lie beside it."""
-
-    whole: Pickled
-    packer: Packer
-
-    def block(self) -> Block | None:
-        """Returns a new block with the arrays; None if there are none."""
-        return self.packer.block() if self.packer.nbytes else None
-
-    @property
-    def nbytes(self) -> int:
-        """Returns the size of it all in bytes."""
-        return len(self.whole.body) + self.packer.nbytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """The work of a call."""
-
-    name: str  # of the function, for people
-    names: tuple[str, ...]  # of the function's keyword arguments
-    function: PackedObject  # a tuple of the function and the values of its keyword arguments
-    items: Sequence[PackedObject]
-    labels: Sequence[str]  # short descriptions of the items, for people
-    seed: int  # with an item's index it seeds the item's random numbers
-    state: ProcessState  # of this process when the user made the call
-    terminal: orders.Terminal
-    quiet: bool  # as in `orders.TaskShipment`
-
-    def shipment(self, has_block: bool) -> orders.TaskShipment:
-        """Returns what a worker gets with its first items.
-
-        Args:
-            has_block: as in `orders.TaskShipment`.
-        """
-        whole = self.function.whole
-        return orders.TaskShipment(whole, self.names, has_block, self.terminal, self.quiet)
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """Decisions about the workers of a call."""
-
-    plan: AnyPlan
-    max_restarts: int  # how often an item whose worker died is run again
-    recycle_after: int | None  # items of the call after which a worker is replaced; None for never
-    # Bytes above which a worker is replaced; None for no limit; `topology.AUTO` for a growth above
-    # `GROWTH_LIMIT`.
-    memory_limit: int | str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The end of an item."""
-
-    index: int  # of the item
-    result: Pickled | None = None  # None if the item failed
-    block: Block | None = None  # the result's arrays; None if it has none
-    error: Exception | None = None
-
-
 class _NoMoreWanted(Exception):
     """The user wants no more results."""
-
-
-def seeds_of(base: int, count: int) -> list[int]:
-    """Returns the seeds of so many items; more items do not change those of the first.
-
-    `numpy.random.SeedSequence` makes them of the base of the call.
-    """
-    found: list[int] = np.random.SeedSequence(base).generate_state(count).tolist()
-    return found
 
 
 class ItemRun:
@@ -252,9 +176,8 @@ class ItemRun:
         self._results[rank] = message
 
     def _on_done(self, pool: ItemPool, rank: int, message: Any) -> None:
-        if (
-            given := self._given.get(rank)
-        ) is not None:  # else its last item was known to have ended
+        given = self._given.get(rank)
+        if given is not None:  # else all its items were known to have ended, and it was replaced
             self._take_ends(given)
 
     def _on_ended(self, pool: ItemPool, rank: int, message: messages.ItemEnded) -> None:
@@ -307,17 +230,19 @@ class ItemRun:
         if self._cancelled.is_set():
             raise _NoMoreWanted
         for rank in range(pool.size):
-            if not self._waiting:
-                return
-            if rank not in self._absent and (number := self._missing(pool, rank)) > 0:
-                if not self._is_worn(pool, rank):
-                    self._give(pool, rank, number)
-                elif not self._given.get(rank):
+            while rank not in self._absent and (number := self._missing(pool, rank)):
+                if self._is_worn(pool, rank):
+                    if self._given.get(rank):
+                        break  # not before its items have ended
                     self._replace(pool, rank)
+                elif not self._give(pool, rank, number):
+                    break
 
     def _missing(self, pool: ItemPool, rank: int) -> int:
-        """Returns how many items a worker should get now."""
+        """Returns how many items a worker should get now, in one of two orders that it has."""
         given = self._given.get(rank)
+        if not self._waiting:
+            return 0
         if given is None:  # this order brings the function
             return 1
         # A process's first item takes longer, and shows how much memory the next ones will.
@@ -327,7 +252,7 @@ class ItemRun:
         if 2 * len(given) > most or (given and most == 1) or given.is_late():
             return 0
         # The last items are for all workers.
-        return min(most - len(given), -(-len(self._waiting) // pool.size))
+        return min(-(-most // 2), most - len(given), -(-len(self._waiting) // pool.size))
 
     def _is_worn(self, pool: ItemPool, rank: int) -> bool:
         # A new worker takes an item whatever it weighs; else a low limit would replace it forever.
@@ -341,8 +266,8 @@ class ItemRun:
             return pool.growth_of(rank) > GROWTH_LIMIT
         return limit is not None and pool.memory_of(rank) > limit
 
-    def _give(self, pool: ItemPool, rank: int, most: int) -> None:
-        """Gives a worker up to so many items."""
+    def _give(self, pool: ItemPool, rank: int, most: int) -> bool:
+        """Gives a worker up to so many items; returns False if its pipe takes none now."""
         number, given = pool.next_order(), self._given.get(rank)
         task, state, blocks = None, None, list[Block]()
         descriptors: tuple[int, ...] = ()
@@ -353,8 +278,8 @@ class ItemRun:
             blocks += [] if self._shared is None else [self._shared]
         indices = self._next_items(most)
         indices = indices[: given.give(number, indices)]
-        if not indices:  # the pipe is full
-            return
+        if not indices:
+            return False
         for _ in indices:
             self._waiting.popleft()
         packed = [self.task.items[index] for index in indices]
@@ -375,6 +300,7 @@ class ItemRun:
         descriptors = *descriptors, *self._ends(indices[0])
         pool.send_to(rank, messages.Order(number, body, sizes, descriptors, state), blocks)
         self._show_running(given)
+        return True
 
     def _next_items(self, most: int) -> list[int]:
         """Returns the items that come next, as many as fit into an order."""

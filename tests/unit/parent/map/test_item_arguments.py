@@ -10,7 +10,7 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.parent.map import item_arguments
-from nanotf.parent.map.item_run import seeds_of
+from nanotf.parent.map.item_task import seeds_of
 
 
 def test_items_have_seeds_of_their_own() -> None:
