@@ -35,7 +35,7 @@ from nanotf.worker.order_failure import order_failed
 
 @dataclasses.dataclass(frozen=True)
 class _CallOfItems:
-    """What this worker has of a call."""
+    """The part of a call that this worker has."""
 
     claims: ItemClaims
     function: isolation.IsolatedFunction

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20  # of the pickles and arrays of an order's items
 
 @dataclasses.dataclass(frozen=True)
 class EndOfItem:
-    """What a worker has recorded of an item."""
+    """The end of an item, as a worker has recorded it."""
 
     index: int
     seconds: float
@@ -30,7 +30,7 @@ class EndOfItem:
 
 
 class Pace:
-    """How many items a worker should have at a time, by those of the call that have ended."""
+    """The number of items that a worker should have at a time, by those that have ended."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None  # of an item

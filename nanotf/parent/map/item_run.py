@@ -187,7 +187,7 @@ class ItemRun:
         arrived = self._results.pop(rank, None)
         if not given.end(index):
             return
-        self._pace.note([message.seconds])
+        self._note_pace(given, [message.seconds])
         if message.failed is not None:
             where, printed = f"{self._name(index)}: ", self._output.end(index)
             worker = pool.workers[rank]
@@ -203,9 +203,14 @@ class ItemRun:
     def _take_ends(self, given: GivenItems) -> None:
         """Takes the results that a worker has recorded."""
         ends = list(given.new_ends())
-        self._pace.note([end.seconds for end in ends])
+        self._note_pace(given, [end.seconds for end in ends])
         self._finish([(Outcome(end.index, Pickled(end.result, ())), end.seconds) for end in ends])
         self._show_running(given)
+
+    def _note_pace(self, given: GivenItems, seconds: Sequence[float]) -> None:
+        # Not those of a process's first item, which has loaded the function.
+        is_first = given.ended == len(seconds)
+        self._pace.note(seconds[1:] if is_first else seconds)
 
     def _finish(self, ended: Sequence[tuple[Outcome, float]]) -> None:
         """Takes outcomes of items, with the seconds that each has taken."""
@@ -245,7 +250,7 @@ class ItemRun:
             return 0
         if given is None:  # this order brings the function
             return 1
-        # A process's first item takes longer, and shows how much memory the next ones will.
+        # A process's first item shows how much memory the next ones will take.
         most = self._pace.most() if given.ended else 1
         if self.policy.recycle_after is not None:
             most = min(most, max(1, self.policy.recycle_after - given.count))

@@ -1,4 +1,4 @@
-"""How many items a worker has, and which."""
+"""The items that a worker has, and their number."""
 
 from __future__ import annotations
 
