@@ -32,7 +32,7 @@ class KerasSession:
 
     def begins(self) -> None:
         """Notes that the session is as the next piece of code must find it."""
-        self._mark = self._parts(), self._graphs._global_default_graph
+        self._mark = self._now()
 
     def is_used(self) -> bool:
         """Returns True if a layer was named or a graph made since `begins`, or may have been.
@@ -41,9 +41,14 @@ class KerasSession:
         """
         if self._mark is None or threading.active_count() > self._threads:
             return True
-        mark, now = self._mark[0], self._parts()
-        is_same = len(mark) == len(now) and all(map(operator.is_, mark, now))
-        return not is_same or self._mark[1] is not self._graphs._global_default_graph
+        now = self._now()
+        return len(self._mark) != len(now) or not all(map(operator.is_, self._mark, now))
+
+    def _now(self) -> tuple[Any, ...]:
+        # Keras 2 makes a default graph when it clears the session.
+        graph = self._graphs._global_default_graph
+        operations = 0 if graph is None else len(graph.get_operations())
+        return graph, operations, *self._parts()
 
     def clear(self) -> None:
         """Clears the session, as `tf.keras.backend.clear_session` does."""

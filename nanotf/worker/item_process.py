@@ -17,7 +17,7 @@ from nanotf.shipping import orders
 
 # The part of a worker's time in which it may look for garbage. After an item of nothing that would
 # take as long as the item; Python looks for garbage, too.
-_SHARE_OF_GARBAGE = 0.05
+_SHARE_OF_GARBAGE = 0.02
 
 
 class ItemProcess:
