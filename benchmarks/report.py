@@ -342,6 +342,24 @@ def items(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def short_items(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of items that take nothing, and longer ones."""
+    header = ["an item, s", "", "items", "cold, s", "warm, s", "items/s", "CPU us/item", "others"]
+    return table(
+        header,
+        [
+            [
+                f"{r['seconds']:g}",
+                r["name"],
+                *(str(r["items"]), number(r["cold"]), number(r["warm"])),
+                *(f"{r['items'] / r['warm']:.3g}", f"{r['processor'] * 1e6:.3g}"),
+                f"{r['others']:.0%}",
+            ]
+            for r in rows
+        ],
+    )
+
+
 def serving(found: Mapping[str, Any]) -> str:
     """Returns the tables of servers: at full load, and the times that clients saw of nanotf."""
     rows = found["rows"]

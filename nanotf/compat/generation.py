@@ -79,6 +79,9 @@ class Generation(Protocol):
     def restore_seeds(self, taken: Any) -> None:
         """Restores what `capture_seeds` returned. May draw from Python's random numbers."""
 
+    def session_parts(self) -> Sequence[Any]:
+        """Returns objects of this thread's session; others, or more, once something has used it."""
+
     def variables_of_metric(self, metric: Any) -> list[Any]:
         """Returns a metric's `tf.Variable`s in a fixed order, even if unknown to Keras."""
 

@@ -16,6 +16,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | weights that every replica updates by itself |
 | `backend._SEED_GENERATOR` | see `capture_seeds` |
+| `backend._GRAPH`, `PER_GRAPH_OBJECT_NAME_UIDS`, `OBSERVED_NAMES` | see `session_parts` |
 | `mixed_precision.policy._global_policy` | None while the policy follows `floatx` |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_models.save_as` |
 | `TensorBoard._implements_train_batch_hooks` | tells if it does anything at batch hooks |
@@ -121,6 +122,14 @@ def seed_variables(model: Any) -> list[Any]:
 
 def drawn_seeds() -> Any:
     return None  # random operations without a seed draw from graphs' own
+
+
+def session_parts() -> Sequence[Any]:
+    backend = source_module("backend")
+    graph = getattr(backend._GRAPH, "graph", None)
+    operations = 0 if graph is None else len(graph.get_operations())
+    uids = backend.PER_GRAPH_OBJECT_NAME_UIDS
+    return graph, operations, len(uids), len(backend.OBSERVED_NAMES)
 
 
 def capture_seeds() -> Any:

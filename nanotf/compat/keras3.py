@@ -12,6 +12,7 @@ Versions seen: 3.10-3.15.
 | `Layer._non_trainable_variables` | weights that every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
 | `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `capture_seeds` |
+| `backend.common.global_state.GLOBAL_STATE_TRACKER` | see `session_parts` |
 | `backend.common.global_state`'s `current_call_ctx`, its `entry_layer` | see `context_of_calls` |
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.DotNotTrackScope` | keeps layers from tracking what `compile` sets |
@@ -93,6 +94,11 @@ _GENERATOR = "global_seed_generator"
 def seed_variables(model: Any) -> list[Any]:
     generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
     return [tf_variable(generator.state) for generator in generators]
+
+
+def session_parts() -> Sequence[Any]:
+    found = vars(source_module("backend.common.global_state").GLOBAL_STATE_TRACKER)
+    return *found, *found.values()  # the names are interned
 
 
 def capture_seeds() -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,8 @@ OF_LOOPS = ("history", "stop_evaluating", "stop_predicting")
 
 def source_module(path: str) -> Any:
     """Imports a module below the Keras package's `src`."""
-    return importlib.import_module(f"{keras_module_name()}.src.{path}")
+    name = f"{keras_module_name()}.src.{path}"
+    return sys.modules.get(name) or importlib.import_module(name)  # which takes far longer
 
 
 def is_keras_own(value: Any) -> bool:

@@ -106,16 +106,16 @@ class ItemBar:
 
     def item_begins(self, item: int) -> None:
         """Notes that an item runs, for the first time or again."""
-        self._running[item] = self._clock()
+        if item not in self._running:
+            self._running[item] = self._clock()
 
     def item_is_lost(self, item: int) -> None:
         """Notes that an item does not run any more, and has not ended."""
         self._running.pop(item, None)
 
-    def item_ends(self, item: int, failed: bool = False) -> None:
-        """Notes that an item has ended; one that has never run can only fail."""
-        began = self._running.pop(item, None)
-        seconds = 0.0 if began is None else self._clock() - began
+    def item_ends(self, item: int, seconds: float, failed: bool = False) -> None:
+        """Notes that an item has ended, and how long it took; one that never ran can only fail."""
+        self._running.pop(item, None)
         self._spent += seconds
         self._ended += 1
         self._failed += failed

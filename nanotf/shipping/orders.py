@@ -186,27 +186,31 @@ class LoopEnd:
 # ------------------------------------------------------------------------ items of nanotf.map
 @dataclasses.dataclass(frozen=True)
 class TaskShipment:
-    """A function of `nanotf.map`, in the form in which it is sent."""
+    """A function of `nanotf.map`, in the form in which it is sent, and what all its items get."""
 
     whole: Any  # `packing.Pickled`, the function and the values of its keyword arguments
     names: tuple[str, ...]  # of the keyword arguments
     has_block: bool  # whether the order's first block, which all workers map, holds their arrays
+    terminal: Terminal
+    quiet: bool  # whether Keras's bars are quiet unless the function asks for them
 
 
 @dataclasses.dataclass(frozen=True)
 class ItemOrder:
-    """One item of `nanotf.map`, for one worker.
+    """Items of `nanotf.map`, for one worker, which runs those that it takes: see `item_pipes`.
 
-    `messages.Returned` brings a result with large arrays. For any other, the worker's result is
-    `packing.Pickled`; for such a result it is None.
+    `messages.Returned` brings a result with large arrays.
     """
 
-    task: TaskShipment | None  # None if the worker has it from an earlier item
-    whole: Any  # `packing.Pickled`, the item
-    has_block: bool  # whether the order's last block holds its arrays
-    seed: int  # for all random number generators
-    terminal: Terminal
-    quiet: bool  # whether Keras's bars are quiet unless the function asks for them
+    # None if the worker has it from an earlier order. If not, the order's first descriptors are
+    # those of the worker's pipes.
+    task: TaskShipment | None
+    indices: tuple[int, ...]
+    seeds: tuple[int, ...]  # of each item, for all random number generators
+    bodies: tuple[bytes, ...]  # of each item, its `packing.Pickled`
+    # By index, where the arrays of an item lie in its block. The order's last blocks are those of
+    # these items.
+    buffers: dict[int, tuple[tuple[int, int], ...]]
 
 
 @dataclasses.dataclass(frozen=True)

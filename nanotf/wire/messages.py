@@ -27,6 +27,7 @@ The life of a pool, from top to bottom:
       |  <- Saved, Restored, Returned            |   rank 0, in a @nano function
       |  <- Wrote; Wrote ->                      |   rank 0 in such a function; then every rank
       |  <- Reached                              |   every rank in such a function, with "grpc"
+      |  <- ItemEnded                            |   any worker of `nanotf.map`
       |  <- OrderDone | OrderFailed              |   every rank
       |  Stop ->                                 |
 
@@ -246,7 +247,7 @@ class OrderDone(Message):
     order: int
     rank: int
     result: Any = None  # depends on the kind of order, see `shipping.orders`
-    times: Any = None  # `timing.WorkerTimes`; None for an item of `nanotf.map`
+    times: Any = None  # `timing.WorkerTimes`; None for items of `nanotf.map`
     written: Written = ()  # the parts of the order's blocks written at its end, as in `Waiting`
     parts: tuple[Part, ...] = ()  # how it has computed the program's parts
 
@@ -263,6 +264,21 @@ class OrderFailed(Message):
     traceback: str
     exception: bytes = b""  # the pickled exception; empty if it cannot be pickled
     failure: Failure | None = None  # of the collective that raised (only with transport "shm")
+
+
+@dataclasses.dataclass(frozen=True)
+class ItemEnded(Message):
+    """Worker -> parent: an item of `nanotf.map` has ended, and its end does not fit the pipe.
+
+    That has the ends of most items, see `item_pipes`. A worker sends this message after what else
+    it sends for the item: text, or large arrays.
+    """
+
+    order: int
+    item: int
+    seconds: float  # with everything that the worker does for an item
+    result: Any = None  # `shipping.objects.packing.Pickled`; None if it failed, or has come before
+    failed: OrderFailed | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +327,7 @@ class Printed(Message):
     order: int
     stream: str  # "stdout" or "stderr"
     text: str
+    item: int | None = None  # of `nanotf.map`, which runs or has run last
 
 
 @dataclasses.dataclass(frozen=True)

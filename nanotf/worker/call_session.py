@@ -44,7 +44,7 @@ class CallSession:
 
         try:
             function, arguments = pickle.loads(message.body)
-            with output.relayed(send, _NO_TERMINAL):
+            with output.RelayedOutput(send, _NO_TERMINAL):
                 result = function(*arguments, message.descriptors)
             answer: messages.Message = messages.OrderDone(message.order, self._rank, result)
         except ChannelClosed:

@@ -167,6 +167,7 @@ class Modules:
         self._names: list[str] = []  # to import before an item, in this order
         self._contents = Contents((), _is_imported)
         self._loaded: dict[str, types.ModuleType] = {}
+        self._seen: Mapping[str, types.ModuleType] | None = None  # all of which those are some
 
     def begin(self) -> None:
         """Imports what items before have imported, and notes what is there."""
@@ -174,16 +175,19 @@ class Modules:
             if name not in sys.modules:
                 with contextlib.suppress(Exception):  # the item finds out
                     importlib.import_module(name)
-        found = _modules()
+        if process_state.users_modules() is self._seen:
+            return
+        self._seen, found = process_state.users_modules(), _modules()
         if found != self._loaded:
             self._loaded = found
             self._contents = Contents(found.values(), _is_imported)
 
     def end(self) -> bool:
         """Drops all if an item has changed one, or imported another; returns True if so."""
-        found = _modules()
+        found = self._loaded if process_state.users_modules() is self._seen else _modules()
         if found == self._loaded and not self._contents.have_changed():
             return False
+        self._seen = None
         self._names = list(found)
         for name in found:
             del sys.modules[name]
@@ -214,13 +218,15 @@ class IsolatedFunction:
         function, arguments = self._loaded
         return function, dict(arguments)
 
-    def end(self) -> None:
-        """Forgets after an item what the next must not find.
+    def end(self) -> bool:
+        """Forgets after an item what the next must not find; returns True if there was anything.
 
-        Garbage must be collected next: a class that is still there would be used again.
+        Garbage must then be collected: a class that is still there would be used again.
         """
-        if self._modules.end() or self._is_touched():
+        is_touched = self._modules.end() or self._is_touched()
+        if is_touched:
             self._loaded = self._contents = None
+        return is_touched
 
     def _is_touched(self) -> bool:
         if self._contents is None:

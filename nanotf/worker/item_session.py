@@ -2,12 +2,20 @@
 
 Unlike `session.Session` it has no strategy. Nothing of Keras or TensorFlow is replaced, but for
 what would keep the graphs of ended items in memory (`life`).
+
+    the parent's order: items 4, 5, 6
+      item 4   take its token, reset the process, call the function, record its end
+      item 5   the same
+      item 6   no token: the parent has taken it back
+    done -->   the parent reads the records
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,12 +23,36 @@ import tensorflow as tf
 from nanotf.compat import quiet_bars
 from nanotf.shipping import orders
 from nanotf.shipping.objects import pickling, whole
-from nanotf.shipping.objects.packing import Packer, Pickled
+from nanotf.shipping.objects.packing import Pickled
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
+from nanotf.wire.item_pipes import ItemClaims
 from nanotf.worker import isolation, output
+from nanotf.worker.item_process import ItemProcess
 from nanotf.worker.order_failure import order_failed
+
+
+@dataclasses.dataclass(frozen=True)
+class _CallOfItems:
+    """The part of a call that this worker has."""
+
+    claims: ItemClaims
+    function: isolation.IsolatedFunction
+    relayed: output.RelayedOutput
+    quiet: bool  # as in `orders.TaskShipment`
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """An item that this worker is to run."""
+
+    order: int
+    index: int
+    seed: int
+    pickled: Pickled
+    block: Block | None  # holds its arrays
+    arguments: Mapping[str, Any]  # of the function, besides those that all items get
 
 
 class ItemSession:
@@ -34,79 +66,107 @@ class ItemSession:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self._task: isolation.IsolatedFunction | None = None
+        self._process = ItemProcess()
+        self._dumper = whole.ItemDumper()
+        self._call: _CallOfItems | None = None
+        self._order = self._index = 0  # of the item that runs, or has run last
+        self._has_spoken = False  # whether anything was sent for it through the channel
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Order, blocks: list[Block], reader: Any) -> None:
         """Runs an order received by `inbox`, and reports its end."""
-        message.state.restore()
         order = pickling.loads(message.body)
         if isinstance(order, orders.ForgetTask):
-            self._task = None
-            _clean()
+            self._forget()
+            message.state.restore()
             return
+        descriptors = message.descriptors
+        if order.task is not None:
+            self._forget()
+            claims, descriptors = ItemClaims(*descriptors[:2]), descriptors[2:]
+            shared = blocks.pop(0) if order.task.has_block else None
+            self._begin_call(message, order.task, claims, shared)
+        call = self._call
+        assert call is not None, "a worker's first order of a call brings the function"
+        arguments = {"descriptors": descriptors} if descriptors else {}
+        with quiet_bars.quiet_by_default() if call.quiet else contextlib.nullcontext():
+            for item in _items(message.order, order, blocks, arguments):
+                if not call.claims.take(item.order, item.index):
+                    break
+                self._run_item(call, item)
+        self.channel.send(messages.OrderDone(message.order, self.rank))
+
+    def _begin_call(
+        self,
+        message: messages.Order,
+        task: orders.TaskShipment,
+        claims: ItemClaims,
+        shared: Block | None,
+    ) -> None:
+        relayed = output.RelayedOutput(self._print, task.terminal)
+        self._process.begin_call(message.state, task.terminal)
+        function = isolation.IsolatedFunction(task, shared)
+        self._call = _CallOfItems(claims, function, relayed, task.quiet)
+
+    def _forget(self) -> None:
+        """Ends a call."""
+        if self._call is not None:
+            self._call.claims.close()
+            self._call = None
+            self._process.end(thoroughly=True)
+
+    # --------------------------------------------------------------------------- an item
+    def _run_item(self, call: _CallOfItems, item: _Item) -> None:
+        """Runs an item, and reports its end."""
+        begin = time.perf_counter()
+        self._order, self._index, self._has_spoken = item.order, item.index, False
+        result, failed = None, None
         try:
-            small = self._run_item(message, order, blocks)
-            answer: messages.Message = messages.OrderDone(message.order, self.rank, small)
+            result = self._result(call, item)
         except ChannelClosed:
             raise
         except BaseException as error:
-            answer = order_failed(message.order, self.rank, error)
-        del order, blocks
-        if self._task is not None:
-            self._task.end()
-        _clean()  # before the answer, so that the parent sees how much memory is left in use
-        self.channel.send(answer)
+            failed = order_failed(item.order, self.rank, error)
+        # Before the report, so that the parent sees how much memory is left in use.
+        self._process.end(thoroughly=call.function.end())
+        seconds = time.perf_counter() - begin
+        body = None if result is None or self._has_spoken else result.body
+        if body is None or not call.claims.record(item.index, seconds, body):
+            ended = messages.ItemEnded(item.order, item.index, seconds, result, failed)
+            self.channel.send(ended)
 
-    def _run_item(
-        self, message: messages.Order, order: orders.ItemOrder, blocks: list[Block]
-    ) -> Pickled | None:
-        if order.task is not None:
-            shared = blocks[0] if order.task.has_block else None
-            self._task = isolation.IsolatedFunction(order.task, shared)
-        assert self._task is not None, "a worker's first item of a call brings it"
-        (item,) = whole.load(order.whole, blocks[-1] if order.has_block else None)
-        function, arguments = self._task.begin()
-        if message.descriptors:
-            arguments["descriptors"] = message.descriptors
-        _begin(message, order)
-        quiet = quiet_bars.quiet_by_default() if order.quiet else contextlib.nullcontext()
-        with quiet, output.relayed(self._printing(message.order), order.terminal):
-            result = function(item, **arguments)
-        return self._send_arrays(message.order, result)
+    def _result(self, call: _CallOfItems, item: _Item) -> Pickled | None:
+        (value,) = whole.load(item.pickled, item.block)
+        function, arguments = call.function.begin()
+        self._process.begin(item.seed)
+        with call.relayed:
+            result = function(value, **arguments, **item.arguments)
+        return self._send_arrays(result)
 
-    def _printing(self, number: int) -> Any:
-        def send(stream: str, text: str) -> None:
-            self.channel.send(messages.Printed(number, stream, text))
-
-        return send
-
-    def _send_arrays(self, number: int, result: Any) -> Pickled | None:
+    def _send_arrays(self, result: Any) -> Pickled | None:
         """Sends a result with large arrays; returns one without, which needs no shared block."""
-        packer = Packer()
-        found = whole.dump({"The result": result}, packer)
+        found, packer = self._dumper.dump("The result", result)
         if not packer.nbytes:
             return found
         block = packer.block()
         assert block.fd is not None
-        returned = messages.Returned(number, found, block.nbytes)
-        self.channel.send(returned, [block.fd])
+        self._has_spoken = True
+        self.channel.send(messages.Returned(self._order, found, block.nbytes), [block.fd])
         block.close_fd()
         return None
 
-
-def _begin(message: messages.Order, order: orders.ItemOrder) -> None:
-    """Makes Keras and all random numbers the same, whatever ran in this process before.
-
-    Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings
-    must not draw from it.
-    """
-    tf.keras.backend.clear_session()
-    message.state.restore()
-    tf.keras.utils.set_random_seed(order.seed)
+    def _print(self, stream: str, text: str) -> None:
+        # Of the item that runs now, whatever the call: a logger keeps the stream that it was
+        # created with.
+        self._has_spoken = True
+        self.channel.send(messages.Printed(self._order, stream, text, self._index))
 
 
-def _clean() -> None:
-    """Frees the models of an item, which are in reference cycles and in Keras's lists."""
-    tf.keras.backend.clear_session()
-    gc.collect()
+def _items(
+    number: int, order: orders.ItemOrder, blocks: list[Block], arguments: Mapping[str, Any]
+) -> Iterator[_Item]:
+    left = iter(blocks)
+    for index, seed, body in zip(order.indices, order.seeds, order.bodies, strict=True):
+        buffers = order.buffers.get(index, ())
+        block = next(left) if buffers else None
+        yield _Item(number, index, seed, Pickled(body, buffers), block, arguments)

@@ -153,6 +153,9 @@ class TensorFlowPrints:
 
     def __init__(self) -> None:
         self._send: Callable[[str], None] | None = None
+        self._stock: Any = None
+        self._standard: tuple[Any, ...] = ()  # streams that `tf.print` takes for the user's
+        self._replacement = self._make_replacement()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -175,27 +178,28 @@ class TensorFlowPrints:
             if self._send is not None and text:
                 self._send(text)
 
-    @contextlib.contextmanager
-    def relayed(self, send: Callable[[str], None]) -> Iterator[None]:
-        """Passes on the output of `tf.print` in this context."""
-        stock, self._send = tf.print, send
-        standard = (None, sys.stdout, sys.stderr)
+    def begin(self, send: Callable[[str], None]) -> None:
+        """Passes on the output of `tf.print` until `end`."""
+        self._stock, self._send = tf.print, send
+        self._standard = (None, sys.stdout, sys.stderr)
+        tf.print = self._replacement
 
-        @functools.wraps(stock)
+    def end(self) -> None:
+        """Passes on the rest, and leaves `tf.print` as `begin` has found it."""
+        tf.print = self._stock
+        self.pass_on()
+        self._send = None
+
+    def _make_replacement(self) -> Callable[..., Any]:
+        @functools.wraps(tf.print)
         def tf_print(*values: Any, **options: Any) -> Any:
             if scope.proof is not None:
                 return None
-            if any(options.get("output_stream") is stream for stream in standard):
+            if any(options.get("output_stream") is stream for stream in self._standard):
                 options["output_stream"] = self._path
-            return stock(*values, **options)
+            return self._stock(*values, **options)
 
-        tf.print = tf_print
-        try:
-            yield
-        finally:
-            tf.print = stock
-            self.pass_on()
-            self._send = None
+        return tf_print
 
 
 @functools.cache
@@ -230,49 +234,65 @@ def to_parent(
         else:
             session.channel.send(messages.Printed(order, stream, text))
 
-    return relayed(send, terminal, streams)
+    return RelayedOutput(send, terminal, streams)
 
 
-@contextlib.contextmanager
-def relayed(
-    send: Callable[[str, str], None], terminal: Terminal, streams: Sequence[str] = STREAMS
-) -> Iterator[None]:
-    """Passes on this process's output in this context.
+class RelayedOutput(contextlib.AbstractContextManager[None]):
+    """A context in which this process's output is passed on. It may be entered again and again.
 
     Args:
         send: called with the stream's name, "stdout" or "stderr", and a text.
         streams: as in `to_parent`.
     """
 
-    def send_in_order(stream: str, text: str) -> None:
-        if _tensorflow_prints.cache_info().currsize:
-            _tensorflow_prints().pass_on()
-        send(stream, text)
+    def __init__(
+        self,
+        send: Callable[[str, str], None],
+        terminal: Terminal,
+        streams: Sequence[str] = STREAMS,
+    ) -> None:
+        def send_in_order(stream: str, text: str) -> None:
+            if self._prints is not None:
+                self._prints.pass_on()
+            send(stream, text)
 
-    out = _Relay(functools.partial(send_in_order, "stdout"), terminal.is_terminal["stdout"])
-    err = _Relay(functools.partial(send_in_order, "stderr"), terminal.is_terminal["stderr"])
-    before = os.environ.get("COLUMNS")
-    # `shutil.get_terminal_size` returns it: progress bars get the width of the user's terminal.
-    os.environ["COLUMNS"] = str(terminal.columns)
-    prints: Any = contextlib.nullcontext()
-    try:
-        with contextlib.ExitStack() as redirected:
-            if "stdout" in streams:
-                redirected.enter_context(contextlib.redirect_stdout(out))
-            if "stderr" in streams:
-                redirected.enter_context(contextlib.redirect_stderr(err))
-            else:
-                own = _Warnings(err)
-                logger.addHandler(own)
-                redirected.callback(logger.removeHandler, own)
-            if pathlib.Path("/proc/self/fd").is_dir():  # has a name of the pipe for `tf.print`
-                prints = _tensorflow_prints().relayed(functools.partial(send, "stderr"))
-            with prints:
-                yield
-    finally:
-        out.flush()
-        err.flush()
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+        self._relays = {
+            stream: _Relay(functools.partial(send_in_order, stream), terminal.is_terminal[stream])
+            for stream in STREAMS
+        }
+        self._streams, self._columns = streams, str(terminal.columns)
+        self._own = None if "stderr" in streams else _Warnings(self._relays["stderr"])
+        self._of_tensorflow = functools.partial(send, "stderr")
+        # That folder has a name of the pipe for `tf.print`.
+        has_names = pathlib.Path("/proc/self/fd").is_dir()
+        self._prints = _tensorflow_prints() if has_names else None
+        self._before: tuple[dict[str, Any], str | None] = {}, None
+
+    def __enter__(self) -> None:
+        columns = os.environ.get("COLUMNS")
+        if columns != self._columns:
+            # `shutil.get_terminal_size` returns it: progress bars get the width of the user's
+            # terminal.
+            os.environ["COLUMNS"] = self._columns
+        self._before = {stream: getattr(sys, stream) for stream in self._streams}, columns
+        for stream in self._streams:
+            setattr(sys, stream, self._relays[stream])
+        if self._own is not None:
+            logger.addHandler(self._own)
+        if self._prints is not None:
+            self._prints.begin(self._of_tensorflow)
+
+    def __exit__(self, *_: object) -> None:
+        if self._prints is not None:
+            self._prints.end()
+        streams, columns = self._before
+        for stream, before in streams.items():
+            setattr(sys, stream, before)
+        if self._own is not None:
+            logger.removeHandler(self._own)
+        for relay in self._relays.values():
+            relay.flush()
+        if columns is None:
+            os.environ.pop("COLUMNS", None)
+        elif columns != self._columns:
+            os.environ["COLUMNS"] = columns

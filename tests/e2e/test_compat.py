@@ -39,6 +39,7 @@ from nanotf.compat import (
 )
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import DataArguments
+from nanotf.compat.keras_session import KerasSession
 from nanotf.compat.replacements import Override
 from nanotf.ranks import rank_overrides
 from nanotf.region import overrides
@@ -59,6 +60,23 @@ def test_values_of_checkpoints() -> None:
     value = object.__new__(module.CheckpointInitialValue)
     value.wrapped_value = 1.0
     assert float(distribute.initial_tensor(value, tf.float32)) == 1.0
+
+
+def test_session_of_keras() -> None:
+    """It is used when a layer is named, or a graph made; else it is as it was."""
+    session = KerasSession()
+    assert session.is_used()  # nobody knows what was before
+    session.clear()
+    session.begins()
+    assert not session.is_used()
+    L.Dense(1)
+    assert session.is_used()
+    session.clear()
+    session.begins()
+    with tf.compat.v1.get_default_graph().as_default():
+        tf.constant(1)
+    assert session.is_used()
+    session.clear()
 
 
 def test_default_strategy() -> None:

@@ -11,6 +11,7 @@ from nanotf.parent import calls, inference
 from nanotf.parent.auto import timed_fits
 from nanotf.parent.fit import fit_call
 from nanotf.parent.loop import loop_call
+from nanotf.parent.map.item_run import ItemRun
 from nanotf.pool.pool import Delivery
 from nanotf.wire import messages
 from nanotf.worker.inbox import Inbox
@@ -41,7 +42,7 @@ def test_a_call_has_the_methods_that_its_table_names(kind: Any) -> None:
 
 
 def test_every_message_to_the_parent_has_a_handler() -> None:
-    handled = set().union(*(kind.HANDLERS for kind in CALLS))
+    handled = set().union(*(kind.HANDLERS for kind in CALLS), ItemRun._HANDLERS)
     assert _messages("Worker -> parent") - DELIVERED <= handled
     assert Delivery in handled
 

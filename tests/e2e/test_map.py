@@ -153,6 +153,51 @@ def test_a_worker_is_killed_every_ten_items(tmp_path: pathlib.Path) -> None:
     assert nanotf.map(killed, range(100), 1, seed=1, verbose=0) == found
 
 
+def test_a_batch_of_short_items_ends_as_single_ones_would(tmp_path: pathlib.Path) -> None:
+    """One of many dies: those before it are not run again, those after it run elsewhere."""
+
+    def killed(item: int) -> tuple[int, float]:
+        with (tmp_path / str(item)).open("a") as file:
+            file.write("run\n")
+        if item in (500, 501):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item == 900:
+            raise KeyError("one of many")
+        return item, float(np.random.rand())
+
+    found = nanotf.map(killed, range(1000), 2, on_error="return", seed=1, verbose=0)
+    lost = [n for n, each in enumerate(found) if isinstance(each, errors.WorkerDied)]
+    assert lost == [500, 501] and isinstance(found[900], KeyError)
+    assert len({value for _, value in found[:500]}) == 500
+    runs = [len((tmp_path / str(item)).read_text().splitlines()) for item in range(1000)]
+    assert runs == [1] * 1000
+
+
+def test_short_items_do_not_wait_behind_a_long_one(tmp_path: pathlib.Path) -> None:
+    """The long one waits for the last short one: the other worker must get them all."""
+    count = 600
+
+    def wait(item: int) -> int:
+        (tmp_path / str(item)).touch()
+        if item == 300:
+            wait_until(lambda: len(list(tmp_path.iterdir())) == count, "all others have run")
+        return item
+
+    with nanotf.imap(wait, range(count), 2) as results:
+        assert sorted(results) == list(range(count))
+
+
+def test_results_that_fit_no_pipe_come_too() -> None:
+    def repeat(item: int) -> Any:
+        if item % 3 == 1:
+            print("spoken", item)
+        return np.full(1 << 14, item) if item % 7 == 5 else "x" * item * 40
+
+    found = nanotf.map(repeat, range(300), 2, output="drop", verbose=0)
+    for item, each in enumerate(found):
+        assert np.array_equal(each, repeat(item)) if item % 7 == 5 else each == "x" * item * 40
+
+
 def test_ctrl_c_ends_the_workers(tmp_path: pathlib.Path) -> None:
     def wait(item: int) -> None:
         (tmp_path / str(item)).touch()

@@ -12,7 +12,8 @@ from nanotf.machine import topology
 from nanotf.parent.map import item_arguments
 from nanotf.parent.map.item_output import output_of
 from nanotf.parent.map.item_results import Results
-from nanotf.parent.map.item_run import ItemRun, PackedObject, Policy, Task
+from nanotf.parent.map.item_run import ItemRun
+from nanotf.parent.map.item_task import PackedObject, Policy, Task
 from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.pool.plans import AnyPlan
@@ -98,7 +99,10 @@ def task_of(
     parts = {f"The function {name}": function}
     parts |= {f"shared[{key!r}]": value for key, value in shared.items()}
     sent = PackedObject(whole.dump(parts, packer, by_value=function), packer)
-    parcels = [_parcel(f"Item {index}", item) for index, item in enumerate(items)]
+    dumper = whole.ItemDumper()
+    parcels = [
+        PackedObject(*dumper.dump(f"Item {index}", item)) for index, item in enumerate(items)
+    ]
     return Task(
         name,
         tuple(shared),
@@ -110,8 +114,3 @@ def task_of(
         terminal,
         quiet,
     )
-
-
-def _parcel(what: str, item: Any) -> PackedObject:
-    packer = Packer()
-    return PackedObject(whole.dump({what: item}, packer), packer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import copy
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanotf.errors import NanoError, WorkerError
-from nanotf.parent.map.item_run import ItemRun, Outcome
+from nanotf.parent.map.item_run import ItemRun
+from nanotf.parent.map.item_task import Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping.objects import whole
 from nanotf.tracebacks import raising_at_the_call
@@ -32,6 +34,7 @@ class Results(Iterator[Any]):
     def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool) -> None:
         self._run, self._bar = run, run.bar
         self._ordered, self._raises = ordered, raises
+        self._arrived: collections.deque[Outcome] = collections.deque()  # not yet looked at
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
         self._open = set(range(count))  # indices of items without an outcome
         self._count, self._passed = count, 0
@@ -50,6 +53,9 @@ class Results(Iterator[Any]):
 
     @raising_at_the_call
     def __next__(self) -> Any:
+        return self._take()
+
+    def _take(self) -> Any:
         if self._passed == self._count:
             self.close()
             raise StopIteration
@@ -78,7 +84,7 @@ class Results(Iterator[Any]):
             with self._bar.shown():
                 while self._passed < self._count:
                     number = self._passed
-                    found[number] = next(self)
+                    found[number] = self._take()
         except NanoError as error:
             error.results = {**found, **self._ended()}
             raise
@@ -87,8 +93,9 @@ class Results(Iterator[Any]):
     def _ended(self) -> dict[int, Any]:
         """Returns the results that nobody has taken, by index, once the run has ended."""
         while not self._run.outcomes.empty():
-            if isinstance(outcome := self._run.outcomes.get(), Outcome):
-                self._early[outcome.index] = outcome
+            if isinstance(outcomes := self._run.outcomes.get(), list):
+                self._arrived.extend(outcomes)
+        self._early.update({outcome.index: outcome for outcome in self._arrived})
         found: dict[int, Any] = {}
         for number, outcome in self._early.items():
             with contextlib.suppress(NanoError):  # one that cannot be unpickled here
@@ -122,21 +129,27 @@ class Results(Iterator[Any]):
         if self._ordered and self._passed in self._early:
             return self._early.pop(self._passed)
         while True:
-            outcome = self._bar.wait_for(self._run.outcomes)
-            if isinstance(outcome, BaseException):
-                is_lost = self._raises or len(self._open) == self._count
-                if is_lost or not isinstance(outcome, Exception):
-                    raise outcome
-                for index in sorted(self._open):  # what has ended is not lost with the rest
-                    self._run.outcomes.put(Outcome(index, error=_of_item(outcome, index)))
-                continue
-            assert outcome is not None, "the run ends after its last outcome"
+            while not self._arrived:
+                self._arrived.extend(self._wait())
+            outcome = self._arrived.popleft()
             self._open.remove(outcome.index)
             # A failure that raises ends the call at once, whatever is to precede it.
             failed = outcome.error is not None and self._raises
             if not self._ordered or failed or outcome.index == self._passed:
                 return outcome
             self._early[outcome.index] = outcome
+
+    def _wait(self) -> list[Outcome]:
+        """Returns the next outcomes; raises what has ended the call."""
+        found = self._bar.wait_for(self._run.outcomes)
+        if isinstance(found, list):
+            return found
+        assert found is not None, "the run ends after its last outcome"
+        is_lost = self._raises or len(self._open) == self._count
+        if is_lost or not isinstance(found, Exception):
+            raise found
+        # What has ended is not lost with the rest.
+        return [Outcome(index, error=_of_item(found, index)) for index in sorted(self._open)]
 
 
 def _of_item(error: Exception, index: int) -> Exception:

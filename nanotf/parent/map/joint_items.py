@@ -13,7 +13,8 @@ from nanotf.console import ItemBar
 from nanotf.parent.map import item_call
 from nanotf.parent.map.item_output import PassedOnOutput
 from nanotf.parent.map.item_results import Results
-from nanotf.parent.map.item_run import ItemRun, Policy, Task
+from nanotf.parent.map.item_run import ItemRun
+from nanotf.parent.map.item_task import Policy, Task
 from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.shipping import orders

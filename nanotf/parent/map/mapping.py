@@ -1,7 +1,7 @@
 """`nanotf.map` and `nanotf.imap`: a function of many items, on warm workers with their own cores.
 
 Each worker runs one item at a time, in a process where nothing of Keras is replaced. Folds, seeds
-and hyper-parameters of small models run side by side.
+and hyper-parameters of small models run side by side. Short items travel in batches.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def map(
             Other items are not affected.
         recycle_after: int or None, the default. A worker is replaced after that many items of the
             call.
-        memory_limit: "auto", int or None. A worker that uses more bytes after an item is replaced;
-            TensorFlow itself takes a few hundred MB of them. "auto", the default, replaces a worker
-            that has grown by 256 MiB since its first item. None sets no limit.
+        memory_limit: "auto", int or None. A worker that uses more bytes after an item, or after a
+            batch of short ones, is replaced; TensorFlow itself takes a few hundred MB of them.
+            "auto", the default, replaces a worker that has grown by 256 MiB since its first item.
+            None sets no limit.
         verbose: "auto", 0, 1 or 2. 0 shows nothing of nanotf's own. 1 and "auto" show a bar on
             stderr, with how many items have ended and run, and the time left; without a terminal
             a line from time to time. 2 shows a line for each item that has ended.
@@ -130,8 +131,10 @@ def imap(
 ) -> Results:
     """Returns an iterator over the results of `map`, each as soon as it is there.
 
-    The workers begin at once, and continue while your program works on a result. Use the iterator
-    in a `with` statement if you may leave it early: that stops the workers.
+    The workers begin at once, and continue while your program works on a result. `items` is read
+    to its end before they start, and results wait here until you take them; those of short items
+    come together, about 50 ms late. Use the iterator in a `with` statement if you may leave it
+    early: that stops the workers.
 
     Args:
         function, items, num_processes, cores_per_process, shared, on_error, cores, seed,

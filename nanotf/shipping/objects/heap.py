@@ -210,7 +210,7 @@ class HeapPickler(pickling.TensorPickler):
         modules: user_modules.ModulesByValue | None = None,
     ) -> None:
         super().__init__(file, buffer_callback)
-        self._modules = modules
+        self.modules = modules
         self.numbered: list[Any] = []
         self._ids: dict[int, Any] = dict(known or {})
         # Of an object whose class may refer to it, as in a method that names a global: the object
@@ -231,6 +231,10 @@ class HeapPickler(pickling.TensorPickler):
                 self._classes[number] = number, maker
             return number, maker
         return self._classes.get(found, found) if isinstance(found, int) else found
+
+    def is_new(self) -> bool:
+        """Returns True if, without its memo, it is as it was made: it has met plain objects."""
+        return not self.numbered and not self.globals_ref  # cloudpickle's, of functions by value
 
     def maker(self, obj: Any) -> Any:
         """Returns the maker of an object that is sent by number, see `_maker`; else None."""
@@ -260,8 +264,8 @@ class HeapPickler(pickling.TensorPickler):
         return outlines.outline_of(zip(self.numbered, kinds, written, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
-        if self._modules is not None and isinstance(obj, (type, types.FunctionType)):
-            self._modules.take_holder(obj)
+        if self.modules is not None and isinstance(obj, (type, types.FunctionType)):
+            self.modules.take_holder(obj)
         reduced = containers.described(obj) or _replaced(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
@@ -420,6 +424,11 @@ class Unpickler(pickle.Unpickler):
     def numbered(self) -> list[Any]:
         return [self._made[number] for number in range(len(self._made))]
 
+    @property
+    def has_objects(self) -> bool:
+        """Returns True if it has made any object that was sent by number."""
+        return bool(self._made)
+
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
             return self._made[pid]
@@ -438,6 +447,8 @@ class Unpickler(pickle.Unpickler):
 
     def load_attributes(self) -> None:
         """Sets the attributes of all objects read so far, and of all reachable from them."""
+        if self._read == len(self._made):
+            return
         tf = require_tensorflow()
         while self._read < len(self._made):  # it grows in this loop
             obj, attributes = self._made[self._read], self.load()
@@ -478,15 +489,24 @@ def dump(parts: Mapping[str, Any], make: Callable[[io.BytesIO], HeapPickler]) ->
     """
     file = io.BytesIO()
     pickler = make(file)
-    pickling.dump(pickler, len(parts))
-    for name, part in parts.items():
-        with pickling.naming(name):
-            pickling.dump(pickler, part)
-            pickler.dump_attributes()
-    pickling.dump(pickler, _outline(file, pickler) if pickler.numbered else "[]")
+    dump_with(pickler, file, parts)
     return file.getvalue(), pickler
 
 
+def dump_with(pickler: HeapPickler, file: io.BytesIO, parts: Mapping[str, Any]) -> None:
+    """Pickles objects with a pickler that writes to `file`; raises as `dump`."""
+    file.write(pickle.dumps(len(parts)))
+    for name, part in parts.items():
+        try:
+            pickling.dump(pickler, part)
+            pickler.dump_attributes()
+        except ShippingError as error:
+            raise pickling.named(name, error) from error.__cause__
+    file.write(pickle.dumps(_outline(file, pickler)) if pickler.numbered else _PICKLED_NONE)
+
+
+_NO_OBJECTS = "[]"  # the outline of none
+_PICKLED_NONE = pickle.dumps(_NO_OBJECTS)
 _outlines: dict[bytes, str] = {}  # by the bytes in front of them; the oldest first
 _OUTLINES_KEPT = 8
 
@@ -524,6 +544,8 @@ def load(
         unpickler.load_attributes()
     sent = unpickler.load()
     put(parts)
+    if sent == _NO_OBJECTS and not unpickler.has_objects:
+        return parts
     unpickler.complete()
     if is_checked:
         outlines.check(sent, unpickler.outline(), unpickler.numbered)

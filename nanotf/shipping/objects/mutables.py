@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import operator
 import random
 import sys
 import types
@@ -46,7 +47,7 @@ class ContentKind(NamedTuple):
 
 
 def _same_items(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:

@@ -299,4 +299,9 @@ def naming(what: str) -> Iterator[None]:
     try:
         yield
     except ShippingError as error:
-        raise ShippingError(f"{what} cannot be sent. {error}") from error.__cause__
+        raise named(what, error) from error.__cause__
+
+
+def named(what: str, error: ShippingError) -> ShippingError:
+    """Returns an error that names the user's argument."""
+    return ShippingError(f"{what} cannot be sent. {error}")

@@ -118,6 +118,46 @@ def dump(
     return Pickled(data, packer.places(since))
 
 
+class ItemDumper:
+    """Pickles items, or their results, one after another, each as `dump` does.
+
+    To make a pickler takes longer than to pickle a number, so the next item gets the same one.
+    """
+
+    def __init__(self) -> None:
+        self._made: tuple[io.BytesIO, _ItemPickler, Packer] | None = None
+
+    def dump(self, name: str, item: Any) -> tuple[Pickled, Packer]:
+        """Pickles an item.
+
+        Args:
+            name: stands for the item in errors.
+
+        Returns:
+            The pickle, and what has its arrays.
+
+        Raises:
+            ShippingError: Something in it cannot be sent.
+        """
+        with user_modules.ModulesByValue() as modules:
+            file, pickler, packer = self._made or _item_pickler()
+            self._made = None  # whatever is raised
+            pickler.modules = modules
+            heap.dump_with(pickler, file, {name: item})
+            if pickler.is_new() and not packer.parts:
+                self._made = file, pickler, packer
+        data = file.getvalue()
+        pickler.clear_memo()
+        file.seek(0)
+        file.truncate()
+        return Pickled(data, packer.places()), packer
+
+
+def _item_pickler() -> tuple[io.BytesIO, _ItemPickler, Packer]:
+    file, packer = io.BytesIO(), Packer()
+    return file, _ItemPickler(file, packer.take), packer
+
+
 def _take_module_of(function: Any, modules: user_modules.ModulesByValue) -> None:
     function = user_modules.unwrapped(function)
     module = user_modules.module_of(function)

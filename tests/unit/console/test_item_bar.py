@@ -35,11 +35,11 @@ def test_texts(clock: Clock) -> None:
     bar.item_begins(1)
     clock.now += 4
     assert bar.text() == "0/8, 2 running, 4.0 s"  # no item has told how long one takes
-    bar.item_ends(0)
+    bar.item_ends(0, 4.0)
     bar.item_begins(2)
     # 8 items of 4 s: of 6 that wait or have just begun, 5 wait; item 1 is due.
     assert bar.text() == "1/8, 2 running, 4.0 s, about 12 s left"
-    bar.item_ends(1, failed=True)
+    bar.item_ends(1, 4.0, failed=True)
     assert bar.text() == "2/8, 1 running, 4.0 s, about 24 s left, 1 failed, best loss 0.5 (trial 3)"
     assert bar.fraction() == 0.25
     bar.item_is_lost(2)
@@ -55,7 +55,7 @@ def test_the_end(clock: Clock) -> None:
     for item in range(2):
         bar.item_begins(item)
         clock.now += 40
-        bar.item_ends(item)
+        bar.item_ends(item, 40.0)
     bar.end()
     assert bar.last_text() == "2/2 in 1:20 min"
 
@@ -67,10 +67,10 @@ def test_a_part_of_the_whole(clock: Clock) -> None:
     assert bar.text() == "4/8, 0.0 s"
     bar.item_begins(0)
     clock.now += 5
-    bar.item_ends(0)
+    bar.item_ends(0, 5.0)
     bar.item_begins(1)
     assert bar.text() == "5/8, 1 running, 5.0 s, about 15 s left"
-    bar.item_ends(1)
+    bar.item_ends(1, 0.0)
     bar.end()
     assert bar.last_text() == "6/8 after 5.0 s"
 
@@ -81,7 +81,7 @@ def test_the_last_items_take_as_long_as_one(clock: Clock) -> None:
     bar.begin(3)
     bar.item_begins(0)
     clock.now += 10
-    bar.item_ends(0)
+    bar.item_ends(0, 10.0)
     bar.item_begins(1)
     clock.now += 4
     bar.item_begins(2)
@@ -95,8 +95,8 @@ def test_a_line_for_each_item(clock: Clock, capsys: pytest.CaptureFixture[str]) 
     bar.begin(2)
     bar.item_begins(1)
     clock.now += 75
-    bar.item_ends(1)
-    bar.item_ends(0, failed=True)
+    bar.item_ends(1, 75.0)
+    bar.item_ends(0, 0.0, failed=True)
     bar.end()
     said = capsys.readouterr()
     assert said.out == ""

@@ -255,7 +255,7 @@ def test_a_bar_is_shown_while_somebody_waits(
         tick()
         assert terminal.shown()[-1].startswith("map ━")
         if next(ticks, None) is None and outcomes.empty():
-            bar.item_ends(0)
+            bar.item_ends(0, 1.0)
             outcomes.put(7)
 
     monkeypatch.setattr(screen, "tick", work)

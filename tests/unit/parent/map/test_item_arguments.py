@@ -10,14 +10,14 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.parent.map import item_arguments
-from nanotf.parent.map.item_run import seed_of
+from nanotf.parent.map.item_task import seeds_of
 
 
 def test_items_have_seeds_of_their_own() -> None:
-    seeds = [seed_of(base, index) for base in range(10) for index in range(100)]
+    seeds = [seed for base in range(10) for seed in seeds_of(base, 100)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)  # as `set_random_seed` takes them
-    assert seeds[:3] == [seed_of(0, index) for index in range(3)]
+    assert seeds[:3] == seeds_of(0, 3)  # more items do not change the first ones
 
 
 def test_the_seed_follows_numpys() -> None:
