@@ -1,8 +1,8 @@
-"""Tables of what a strategy over ranks replaces in TensorFlow and Keras.
+"""Tables of what ranks replace in TensorFlow and Keras.
 
 Keras 3 trains wrongly or not at all under a strategy of several processes,
 https://github.com/keras-team/keras/issues/20585. `KERAS` corrects it. `FILES` makes the ranks of a
-script for one process write its files once.
+script for one process write its files once. `LOSS_SCALES` makes ranks skip the same steps.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.replacements import KERAS_3, Override
-from nanotf.ranks import rank_files
+from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
+from nanotf.ranks import loss_scales, rank_files
 
 
 def _reducing(stock: Any, _: Any) -> Any:
@@ -53,6 +53,16 @@ def _local(values: Any, strategy: Any) -> Any:
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _ONCE = "all ranks run the script, but only one writes its files"
+
+_SKIPS = "a rank whose own gradients overflow would skip the step, and the others wait for it"
+
+LOSS_SCALES: tuple[Override, ...] = (
+    Override("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply", _SKIPS, loss_scales.applying, KERAS_3),
+    *(
+        Override(f"keras.src.mixed_precision.loss_scale_optimizer:{name}.apply_gradients", _SKIPS, loss_scales.applying_pairs, KERAS_2)
+        for name in ("LossScaleOptimizer", "LossScaleOptimizerV3")
+    ),
+)  # fmt: skip
 
 KERAS: tuple[Override, ...] = (
     Override(f"{_TRAINER}:reduce_per_replica", "reduces scalars over axis 0", _reducing, KERAS_3),
