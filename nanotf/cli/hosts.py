@@ -11,7 +11,6 @@ host that has lent its workers ends with 0 rather than with the script's exit co
 
 from __future__ import annotations
 
-import atexit
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from nanotf.console import status
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster, launcher_binding, topology
 from nanotf.machine.cluster import Cluster
+from nanotf.machine.own_exit import at_own_exit
 
 if TYPE_CHECKING:
     from nanotf.pool.hosts.members import Hosts
@@ -122,7 +122,7 @@ def _open(found: Cluster, workers: int, secret: bytes, address: str, ports: Sequ
     members.current = hosts
     _codes.append(1)
     # Registered before the pool's, so that it runs after workers have ended.
-    atexit.register(lambda: hosts.dismiss(_codes[-1]))
+    at_own_exit(lambda: hosts.dismiss(_codes[-1]))
     return First(hosts)
 
 

@@ -28,6 +28,7 @@ from nanotf.cli import hosts
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
+from nanotf.machine.own_exit import at_own_exit
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
 from nanotf.ranks import rank_launch, strategy_hook
@@ -134,8 +135,7 @@ class Script:
         self._set_arguments()
         # Registered before the script's own handlers, it runs after them, and after all threads
         # that Python waits for. Handlers and threads may also call `fit`.
-        process = os.getpid()
-        note = atexit.register(lambda: self._note(default, late, process))
+        note = at_own_exit(lambda: self._note(default, late))
         try:
             self._execute()
         except SystemExit as end:
@@ -173,8 +173,8 @@ class Script:
         else:
             runpy.run_path(str(pathlib.Path(self.name).absolute()), run_name="__main__")
 
-    def _note(self, default: defaults.RunDefault, late: _LateVariables, process: int) -> None:
-        if default.fits == 0 and os.getpid() == process:  # not in a fork
+    def _note(self, default: defaults.RunDefault, late: _LateVariables) -> None:
+        if default.fits == 0:
             late.warn()
             if default.used:
                 return

@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_common, keras_optimizers
+from nanotf.compat import keras_common, keras_optimizers, replacements
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.hvd import rank_facts
 from nanotf.hvd.reductions import Average, Compression, Reduction, chosen
 from nanotf.hvd.tensor_exchange import reduce_all
+from nanotf.ranks import loss_scales, rank_overrides
 
 _unconverted = tf.autograph.experimental.do_not_convert
 
@@ -192,8 +193,10 @@ def DistributedOptimizer(
             f"backward_passes_per_step={backward_passes_per_step!r}."
         )
     found = rule(op, compression, sparse_as_dense, gradient_predivide_factor, process_set)
-    if hasattr(optimizer, "_nanotf_reducing"):  # wrapped already: nothing is reduced twice
+    if hasattr(optimizer, loss_scales.REDUCES):  # wrapped already: nothing is reduced twice
         return optimizer
+    # `compile` may put it into a `LossScaleOptimizer`.
+    replacements.install(rank_overrides.LOSS_SCALES, None)
     if backward_passes_per_step > 1:
         change = _every(backward_passes_per_step, average_aggregated_gradients, found)
         return _changed(optimizer, change)
@@ -211,7 +214,7 @@ def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
     # The module and the name are those of Keras's class, as which it is saved.
     body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     object.__setattr__(optimizer, "__class__", type(cls.__name__, (cls,), body))
-    object.__setattr__(optimizer, "_nanotf_reducing", True)
+    object.__setattr__(optimizer, loss_scales.REDUCES, True)
     return optimizer
 
 

@@ -113,7 +113,7 @@ def check_root(root_rank: int) -> int:
 
 def check_process_set(process_set: Any) -> None:
     """Raises `UnavailableError` if not all ranks are to take part in a collective."""
-    if process_set not in (None, global_process_set):
+    if process_set is not None and process_set is not global_process_set:
         raise UnavailableError(
             "All ranks take part in Horovod's collectives under nanotf. Received: "
             f"process_set={process_set!r}. Leave it out."

@@ -308,6 +308,9 @@ def alltoall(
         own = tf.fill([size], tf.shape(tensor)[0] // size)
     else:
         own = tf.cast(tf.convert_to_tensor(splits), tf.int32)
+        tf.debugging.assert_equal(
+            tf.shape(own), [size], "hvd.alltoall needs as many splits as there are ranks."
+        )
     tf.debugging.assert_equal(
         tf.reduce_sum(own),
         tf.shape(tensor)[0],

@@ -11,11 +11,10 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
-from typing import BinaryIO
 
-from nanotf.console import say
+from nanotf.console import logger, say
 from nanotf.pool.worker_log import FOLDER_VARIABLE
+from nanotf.sagemaker.detached.log_files import LogFiles
 from nanotf.sagemaker.detached.processes import OwnedProcess
 
 
@@ -32,15 +31,12 @@ class RankOutput:
 
     def __init__(self, size: int, shows_all: bool) -> None:
         self.failed = False
-        self._logs: dict[str, BinaryIO] = {}  # by name of the rank
+        self._logs = LogFiles()  # a full disk must not end the ranks
         self._own: pathlib.Path | None = None  # the folder, if this object has made it
         self._folder: pathlib.Path | None = None
         if size > 1 and not shows_all:
-            given = os.environ.get(FOLDER_VARIABLE)
-            if given:
-                self._folder = pathlib.Path(given)
-                self._folder.mkdir(parents=True, exist_ok=True)
-            else:
+            self._folder = _given_folder()
+            if self._folder is None:
                 self._folder = self._own = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-ranks-"))
 
     @property
@@ -51,11 +47,7 @@ class RankOutput:
     def write(self, program: OwnedProcess, line: bytes, is_error: bool) -> None:
         """Writes a line of a rank."""
         if self._folder is not None:
-            with suppress(OSError):  # a full disk must not end the ranks
-                if program.name not in self._logs:
-                    path = self._folder / f"rank-{program.name}.log"
-                    self._logs[program.name] = path.open("ab", buffering=0)
-                self._logs[program.name].write(line)
+            self._logs.write(self._folder / f"rank-{program.name}.log", line)
             return
         stream = sys.stderr if is_error else sys.stdout
         stream.write(f"[{program.name}] {line.decode(errors='replace')}")
@@ -63,11 +55,25 @@ class RankOutput:
 
     def close(self) -> None:
         """Closes the logs. Removes those of temporary files, unless a rank has failed."""
-        for log in self._logs.values():
-            log.close()
+        self._logs.catch_up()
+        self._logs.close()
         if self._own is None:
             return
-        if self.failed and self._logs:
+        if self.failed and any(self._own.iterdir()):
             say(f"the output of the other ranks is in {self._own}", sys.stderr)
         else:
             shutil.rmtree(self._own, ignore_errors=True)
+
+
+def _given_folder() -> pathlib.Path | None:
+    """Returns the folder that the variable names; None if there is none, or it cannot be made."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if not given:
+        return None
+    folder = pathlib.Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("The ranks' logs cannot be written to %s: %s.", folder, error)
+        return None
+    return folder

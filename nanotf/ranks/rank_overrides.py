@@ -1,19 +1,20 @@
-"""Tables of what a strategy over ranks replaces in TensorFlow and Keras.
+"""Tables of what ranks replace in TensorFlow and Keras.
 
 Keras 3 trains wrongly or not at all under a strategy of several processes,
 https://github.com/keras-team/keras/issues/20585. `KERAS` corrects it. `FILES` makes the ranks of a
-script for one process write its files once.
+script for one process write its files once. `LOSS_SCALES` makes ranks skip the same steps.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.replacements import KERAS_3, Override
-from nanotf.ranks import rank_files
+from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
+from nanotf.ranks import loss_scales, rank_files
 
 
 def _reducing(stock: Any, _: Any) -> Any:
@@ -51,12 +52,60 @@ def _local(values: Any, strategy: Any) -> Any:
     return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
 
 
+# Set while reduced gradients are clipped.
+_clipping: contextvars.ContextVar[bool] = contextvars.ContextVar("clipping", default=False)
+
+
+def _is_divided() -> bool:
+    """Returns True in a replica among several, whose gradients are still to be summed."""
+    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    return bool(several and tf.distribute.get_replica_context() is not None)
+
+
+def _clipping_later(stock: Any, _: Any) -> Any:
+    @functools.wraps(stock)
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        return stock(self, grads) if _clipping.get() or not _is_divided() else grads
+
+    return _clip_gradients
+
+
+def _clipping_sums(stock: Any, _: Any) -> Any:
+    """Clips gradients once they are summed, as one process does."""
+
+    @functools.wraps(stock)
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        pairs = list(stock(self, grads_and_vars))
+        if not pairs or not _is_divided():
+            return pairs
+        grads, variables = map(list, zip(*pairs, strict=True))
+        before = _clipping.set(True)
+        try:
+            return list(zip(self._clip_gradients(grads), variables, strict=True))
+        finally:
+            _clipping.reset(before)
+
+    return _all_reduce_sum_gradients
+
+
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _ONCE = "all ranks run the script, but only one writes its files"
+
+_SKIPS = "a rank whose own gradients overflow would skip the step, and the others wait for it"
+
+LOSS_SCALES: tuple[Override, ...] = (
+    Override("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply", _SKIPS, loss_scales.applying, KERAS_3),
+    *(
+        Override(f"keras.src.mixed_precision.loss_scale_optimizer:{name}.apply_gradients", _SKIPS, loss_scales.applying_pairs, KERAS_2)
+        for name in ("LossScaleOptimizer", "LossScaleOptimizerV3")
+    ),
+)  # fmt: skip
 
 KERAS: tuple[Override, ...] = (
     Override(f"{_TRAINER}:reduce_per_replica", "reduces scalars over axis 0", _reducing, KERAS_3),
     Override(f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build", "feeds a per-replica value to a reduction", _building, KERAS_3),
+    Override("keras.src.optimizers.base_optimizer:BaseOptimizer._clip_gradients", "clips gradients before their sum", _clipping_later, KERAS_3),
+    Override("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients", "clips gradients before their sum", _clipping_sums, KERAS_3),
 )  # fmt: skip
 
 FILES: tuple[Override, ...] = (

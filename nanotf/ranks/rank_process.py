@@ -5,7 +5,6 @@ python -m nanotf.ranks.rank_process FD PARENT RANK
 
 from __future__ import annotations
 
-import atexit
 import io
 import os
 import pickle
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 
 from nanotf.console import logger, say
 from nanotf.machine import cluster
+from nanotf.machine.own_exit import at_own_exit
 from nanotf.ranks import this_rank
 from nanotf.ranks.rank_order import RankOrder
 from nanotf.sagemaker.smp import runtime
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     _write_whole_lines()
     mailbox = Mailbox(order.mailbox)
     # Registered before the script's handlers, it runs after them.
-    atexit.register(mailbox.close)
+    at_own_exit(mailbox.close)
     runtime.enter(mailbox)
     this_rank.enter(order.seat)
     # TF_CONFIG names the ranks, all on this host.

@@ -47,6 +47,7 @@ class RankStrategy(WorkerStrategy):
         place, group = this_rank.place(), this_rank.group()
         super().__init__(place.rank, place.size, group=group)
         replacements.install(rank_overrides.KERAS, self)
+        replacements.install(rank_overrides.LOSS_SCALES, self)
         if not self._is_multi_worker:
             replacements.install(rank_overrides.FILES, self)
             _share_chance(group, place.rank)

@@ -6,7 +6,6 @@ only rank.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import pathlib
 import shlex
@@ -14,6 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from nanotf.machine.own_exit import at_own_exit
 from nanotf.ranks.rank_order import GroupSeat
 
 # Keys of collectives outside steps, below those of `collectives.launcher`.
@@ -80,7 +80,7 @@ def group() -> Any:
     assert _here.seat is not None, "a process that no launcher has started has no group"
     found = Group.attach(_here.seat.spec, _here.seat.rank, _here.seat.fd)
     # The other ranks must not wait for a process that has ended.
-    atexit.register(found.close)
+    at_own_exit(found.close)
     return found
 
 

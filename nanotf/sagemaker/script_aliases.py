@@ -2,7 +2,7 @@
 
 `nanotf run` adds a finder to the script's process. A job's script may run in plain Python: its
 PYTHONPATH ends with a folder that has a package for each name, which adds the finder.
-An installed package of that name comes first.
+A package of that name that the script can import, installed or its own, comes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib.util
 import pathlib
 import sys
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 # The module behind each name; None for a package without content.
 NAMES: dict[str, str | None] = {
@@ -57,11 +57,12 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and loads the modules of some packages.
 
     Args:
-        packages: those that are not installed themselves.
+        packages: those that are known to have no module of their own. Of others it decides that
+            when they are imported: the script may have changed `sys.path` before.
     """
 
-    def __init__(self, packages: Collection[str]) -> None:
-        self._packages = packages
+    def __init__(self, packages: Iterable[str] = ()) -> None:
+        self._packages = set(packages)
 
     def find_spec(
         self,
@@ -69,7 +70,11 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in NAMES or fullname.partition(".")[0] not in self._packages:
+        if fullname not in NAMES:
+            return None
+        if fullname in PACKAGES and _found_elsewhere(fullname, path) is None:
+            self._packages.add(fullname)
+        if fullname.partition(".")[0] not in self._packages:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -79,16 +84,31 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[module.__name__] = _behind(module)
 
 
+def _found_elsewhere(
+    package: str, path: Sequence[str] | None
+) -> importlib.machinery.ModuleSpec | None:
+    """Returns what other finders find by a package's name; None if that is no code.
+
+    Args:
+        path: folders to search; None for `sys.path`.
+    """
+    for finder in sys.meta_path:
+        spec = None if isinstance(finder, _Aliases) else finder.find_spec(package, path)
+        # A folder of that name without code has neither.
+        if spec is not None and spec.loader is not None and spec.origin is not None:
+            return spec
+    return None
+
+
 def _behind(module: types.ModuleType) -> types.ModuleType:
     real = NAMES[module.__name__]
     return module if real is None else importlib.import_module(real)
 
 
 def install() -> None:
-    """Makes the names importable in this process, except those of installed packages."""
-    free = [n for n in PACKAGES if n not in sys.modules and importlib.util.find_spec(n) is None]
+    """Makes the names importable in this process, except those that have a package."""
     # First: a module's real package would otherwise be searched for names beside it.
-    sys.meta_path.insert(0, _Aliases(free))
+    sys.meta_path.insert(0, _Aliases())
 
 
 def take_over(module: types.ModuleType) -> types.ModuleType:
@@ -99,14 +119,12 @@ def take_over(module: types.ModuleType) -> types.ModuleType:
     assert module.__file__ is not None
     folder = pathlib.Path(module.__file__).resolve().parents[1]
     others = [path for path in sys.path if pathlib.Path(path).resolve() != folder]
-    for finder in sys.meta_path:
-        spec = finder.find_spec(module.__name__, others)
-        # A folder of that name without code has neither.
-        if spec is not None and spec.loader is not None and spec.origin is not None:
-            installed = importlib.util.module_from_spec(spec)
-            sys.modules[module.__name__] = installed
-            spec.loader.exec_module(installed)
-            return sys.modules[module.__name__]
+    spec = _found_elsewhere(module.__name__, others)
+    if spec is not None and spec.loader is not None:
+        installed = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = installed
+        spec.loader.exec_module(installed)
+        return sys.modules[module.__name__]
     sys.meta_path.insert(0, _Aliases([module.__name__]))
     return _behind(module)
 

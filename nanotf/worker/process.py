@@ -59,6 +59,8 @@ def end_with_parent(parent: int) -> None:
 
 def write_stacks() -> None:
     """Writes Python's stacks to the log when this process crashes and when the parent asks."""
+    if sys.stderr is None:  # a daemon's
+        return
     faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)

@@ -126,6 +126,17 @@ def gradients() -> None:
         np.testing.assert_allclose(tf.convert_to_tensor(grad), [[1.5], [0.5], [0]])
 
 
+def overflows() -> None:
+    """A step that rank 1 must skip is skipped by all; the next one is not."""
+    layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    layer.build((None, 1))
+    inner = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0)
+    for grad, expected in ((np.inf if RANK else 2.0, 0.0), (2.0, -2.0)):
+        optimizer.apply_gradients([(tf.constant([[grad]], tf.float64), layer.kernel)])
+        np.testing.assert_array_equal(layer.get_weights()[0], [[expected]])
+
+
 def unlike() -> str:
     """Returns the error of ranks that call unlike collectives."""
     try:
@@ -159,6 +170,7 @@ loaded = hvd_keras.load_model(path)
 assert type(loaded.optimizer) is not keras.optimizers.SGD
 collectives()
 gradients()
+overflows()
 found["unlike"] = unlike()
 assert hvd.join() in (0, 1)
 print(json.dumps(found))

@@ -380,6 +380,13 @@ def test_shared_memory_is_only_in_three_packages() -> None:
     assert found == []
 
 
+def test_a_fork_ends_nothing_of_its_parent() -> None:
+    """Only those whose functions know a fork call `atexit` themselves."""
+    known = {"machine/own_exit.py", "pool/warm.py", "pool/forks.py"}
+    found = {str(p.relative_to(PACKAGE)) for p in SOURCES if "atexit.register" in p.read_text()}
+    assert found == known
+
+
 def test_lists_of_promises_name_tests_that_exist() -> None:
     """A list names a test as `file.py::test`, with or without its folder, `file.py`, or `test`."""
     tests = {f"/{path}": path.read_text() for path in (ROOT / "tests").rglob("*.py")}

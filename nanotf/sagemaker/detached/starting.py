@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -31,18 +32,23 @@ def create(
         remedy: how to name another disk.
 
     Raises:
-        InvalidArgumentError: The name is in use.
+        InvalidArgumentError: The name is in use, or its folder cannot be made.
         NanoError: The disk is full. The error is of the kind's class.
     """
     kind, parent = folder.kind, folder.path.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700)  # requests, logs and models may hold secrets
-    except FileExistsError:
+    except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(folder.path):
+            raise InvalidArgumentError(
+                f"The name of {kind.a_noun} must be new. Received: {folder.name}, which is in use "
+                f"in {parent}. Choose another name, or delete the folder of the old {kind.noun}."
+            ) from None
         raise InvalidArgumentError(
-            f"The name of {kind.a_noun} must be new. Received: {folder.name}, which is in use in "
-            f"{parent}. Choose another name, or delete the folder of the old {kind.noun}."
-        ) from None
+            f"{kind.a_noun.capitalize()} needs a folder that nanotf can make. Received: {error}. "
+            f"{remedy}."
+        ) from error
     try:
         folder.logs.mkdir()
         fill()

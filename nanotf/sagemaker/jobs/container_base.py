@@ -114,13 +114,17 @@ def _where_named(job: JobFolder, request: JobRequest) -> str | None:
 
 def _hidden(job: JobFolder, request: JobRequest) -> str | None:
     """Returns why a mount would hide a path of the job; None if it hides none."""
-    base = pathlib.Path(CONTAINER_BASE).resolve()
+    base = _real(pathlib.Path(CONTAINER_BASE))
     texts = [str(job.path), sys.prefix, *(channel.source for channel in request.channels)]
     texts += [] if request.checkpoints is None else [request.checkpoints]
     for path in map(addresses.local_path, texts):
-        if path is not None and base in (path.resolve(), *path.resolve().parents):
+        if path is not None and base in (_real(path), *_real(path).parents):
             return f"it would hide {path}, which the job needs"
     return None
+
+
+def _real(path: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(os.path.realpath(path))  # `resolve` raises for links in a circle
 
 
 def _ask_kernel(places: dict[str, str]) -> str | None:

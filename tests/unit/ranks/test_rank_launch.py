@@ -269,6 +269,21 @@ def test_a_failed_rank_is_named_and_its_log_stays(tmp_path: pathlib.Path) -> Non
     assert f"the output of the other ranks is in {log.parent}" in done.stderr
 
 
+def test_logs_that_cannot_be_where_they_are_wanted(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = _run(
+        tmp_path,
+        "import os, sys; os.environ['HOROVOD_RANK'] == '1' and sys.exit(3)",
+        "--ranks",
+        "-n",
+        "2",
+        NANOTF_WORKER_LOGS=str(tmp_path / "file/logs"),
+        TMPDIR=str(tmp_path),
+    )
+    assert done.returncode == 3
+    assert "logs cannot be written to" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_variables_of_a_rank() -> None:
     found = rank_launch.rank_variables(1, [1000, 1001, 1002])
     assert json.loads(found["TF_CONFIG"])["cluster"]["worker"][1] == "127.0.0.1:1001"

@@ -76,6 +76,17 @@ def test_an_installed_package_comes_first(aliases: pathlib.Path, by: str) -> Non
         _run("import smdistributed.modelparallel.tensorflow", aliases, real)
 
 
+def test_a_module_beside_the_script_comes_first(tmp_path: pathlib.Path) -> None:
+    """`nanotf run` adds the finder before `sys.path` is the script's."""
+    (tmp_path / "sagemaker.py").write_text("name = 'beside'")
+    found = _run(
+        f"from {script_aliases.__name__} import install; install()\n"
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import sagemaker, horovod.tensorflow; print(sagemaker.name)\n"
+    )
+    assert found == "beside\n"
+
+
 def test_horovods_names_import_one_module() -> None:
     _run(
         f"from {script_aliases.__name__} import install; install()\n"

@@ -109,6 +109,14 @@ def test_data_that_the_mount_would_hide(
         launch.start(_request(tmp_path, channels=(channel,)), tmp_path / "jobs")
 
 
+def test_a_link_to_itself(
+    place: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_base, "_ask_kernel", lambda _: None)
+    place.symlink_to(place.name)
+    launch.start(_request(tmp_path), tmp_path / "jobs")
+
+
 def test_names_of_hosts(
     place: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,15 @@ def test_a_name_in_use(
     assert started == [job]
 
 
+def test_a_folder_that_cannot_be_made(script: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    for output in ("file", "file/jobs"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"A job needs a folder .*file.*Choose another --output\."
+        ):
+            launch.start(JobRequest("a", SourceCode(str(script))), tmp_path / output)
+
+
 @pytest.mark.parametrize("module, function", [(files.os, "fsync"), (shutil, "copy2")])
 def test_a_full_disk(
     module: Any,
