@@ -1,4 +1,4 @@
-"""Functions that run when this process ends, and not when a fork of it does.
+"""Registers what runs when this process ends, and not when a fork of it does.
 
 A fork inherits what `atexit` has to call. A script that forks, whose child ends by `sys.exit`,
 would so leave a group or end a run for its parent, which still needs it.

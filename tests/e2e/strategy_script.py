@@ -27,7 +27,7 @@ with strategy.scope():
     layers = [keras.layers.Dense(16, activation="tanh"), keras.layers.BatchNormalization()]
     model = keras.Sequential([keras.layers.Input((8,)), *layers, keras.layers.Dense(1)])
     simple = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
-    simple.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    simple.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), "mse", metrics=["mae"])
     optimizer = keras.optimizers.SGD(0.1)
     checkpoint = tf.train.Checkpoint(model=simple, optimizer=optimizer)
 

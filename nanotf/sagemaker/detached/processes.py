@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
 _TAIL_CHARACTERS = 600  # so that the reason, 1,024 of the text, holds all of them
+_BEGIN_CHARACTERS = 200  # of a last line that is longer
+_CUT = " [...] "
 _DRAIN_SECONDS = 5.0  # for output that a program has written before it ended
 
 
@@ -64,12 +66,19 @@ class OwnedProcess:
         del self._tail[:-_TAIL_BYTES]
 
     def last_errors(self) -> str:
-        """Returns the last lines that it wrote to standard error; whole ones, if they are short."""
+        """Returns the last lines that it wrote to standard error; whole ones, if they are short.
+
+        Of a last line that is long, its begin and its end.
+        """
         text = self._tail.decode(errors="replace").strip()
         if len(text) <= _TAIL_CHARACTERS:
             return text
-        last = text[-_TAIL_CHARACTERS:]
-        return last.partition("\n")[2] or last
+        whole = text[-_TAIL_CHARACTERS:].partition("\n")[2]
+        if whole:
+            return whole
+        line = text.rpartition("\n")[2]  # its begin names the error
+        end = _TAIL_CHARACTERS - _BEGIN_CHARACTERS - len(_CUT)
+        return f"{line[:_BEGIN_CHARACTERS]}{_CUT}{line[-end:]}"
 
 
 def begin(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nanotf import hvd
@@ -57,3 +58,9 @@ def test_parts_of_the_ranks_are_refused(given: dict[str, Any]) -> None:
 def test_elastic_is_refused() -> None:
     with pytest.raises(UnavailableError, match=r"Received: hvd\.elastic\.run\. Save a checkpoint"):
         hvd.elastic.run  # noqa: B018
+
+
+def test_ranks_as_a_process_set_are_refused() -> None:
+    """An array has no truth value."""
+    with pytest.raises(UnavailableError, match="All ranks take part"):
+        rank_facts.check_process_set(np.array([0, 1]))

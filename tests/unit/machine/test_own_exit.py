@@ -1,4 +1,4 @@
-"""What runs when a process ends, and not when its fork does."""
+"""Functions that a process calls at its end, and not at that of its fork."""
 
 from __future__ import annotations
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import sys
 from typing import Any
 
 import pytest
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.detached import starting
+from nanotf.sagemaker.detached.processes import begin
 from nanotf.sagemaker.jobs import commands, launch, script_variables
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
@@ -90,3 +92,13 @@ def test_a_variable_that_tensorflow_no_longer_reads() -> None:
     assert found(TF_DISABLE_MKL="1") == "0"
     assert found(TF_DISABLE_MKL="1", TF_ENABLE_ONEDNN_OPTS="1") == "1"
     assert found(TF_DISABLE_MKL="0") is found() is None
+
+
+def test_the_last_line_of_a_long_error_keeps_what_it_begins_with() -> None:
+    program = begin([sys.executable, "-c", ""], "a", ".", os.environ)
+    program.process.communicate()
+    program.note_error(b"Traceback:\nValueError: " + b"x" * 5000 + b" the end\n")
+    text = program.last_errors()
+    assert text.startswith("ValueError: x") and text.endswith("x the end") and len(text) == 600
+    program.note_error(b"short\n")
+    assert program.last_errors() == "short"
