@@ -19,7 +19,6 @@ from nanotf.errors import NanoError
 from nanotf.machine import cluster, topology
 from nanotf.machine.cluster import Cluster
 from nanotf.ranks import rank_crew, rank_launch, this_rank
-from nanotf.wire.ports import free_port
 
 ROOT = pathlib.Path(nanotf.__file__).parents[1]
 TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
@@ -87,22 +86,6 @@ def test_places_are_counted_by_host() -> None:
     ]  # fmt: skip
     assert not places[0].is_homogeneous
     assert this_rank.RankPlace.of(0, (2, 2)).is_homogeneous
-
-
-def test_the_processes_of_a_launcher_are_ranks(tmp_path: pathlib.Path) -> None:
-    """One of them starts the ranks; the other waits for the end, and has the same exit code."""
-    variables = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    variables |= {"NANOTF_PORT": str(free_port()), "NANOTF_SECRET": "the secret of a test"}
-    source = "import os, sys; print('rank', os.environ['HOROVOD_SIZE']); sys.exit(3)"
-    with (
-        _started(tmp_path, source, "--ranks", **variables, OMPI_COMM_WORLD_LOCAL_RANK="1") as one,
-        _started(tmp_path, source, "--ranks", **variables, OMPI_COMM_WORLD_LOCAL_RANK="0") as first,
-    ):
-        out, err = first.communicate(timeout=120)
-        waiting, _ = one.communicate(timeout=120)
-    assert (first.returncode, one.returncode) == (3, 3), err
-    assert out == "rank 2\n"
-    assert "rank" not in waiting
 
 
 def _started(
