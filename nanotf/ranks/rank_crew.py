@@ -309,6 +309,11 @@ class RankCrew:
             program.kill_group()
             program.process.wait()
 
+    @property
+    def is_running(self) -> bool:
+        """True while a rank of this host runs."""
+        return any(program.is_running for program in self._programs)
+
     def pids(self) -> list[int]:
         """Returns the process ids, by rank."""
         return [program.process.pid for program in self._programs]
@@ -347,14 +352,14 @@ class RankCrew:
             self._fail(error, here=True)
             self._others.tell_failure(error)
         self._held = None
-        self._others.tell_end(error.rank or 0, _exit_code(error))
+        self._others.tell_end(error.rank or 0, exit_code_of(error))
 
     def _fail(self, error: WorkerDied, *, here: bool) -> None:
         """Makes all ranks of this host raise an error, if it is the first one."""
         if self.has_failed:
             return
         self._failed, self.failed_here = error, here
-        self._code = _exit_code(error)
+        self._code = exit_code_of(error)
         if self._owner is not None:
             self._owner.fail(error)
         self._group.abort(error.message)
@@ -411,7 +416,7 @@ def _forwarded(crew: RankCrew) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _exit_code(error: WorkerDied) -> int:
+def exit_code_of(error: WorkerDied) -> int:
     """Returns the exit code of the command whose rank has failed, as shells report it."""
     if error.signal is not None:
         return 128 + error.signal

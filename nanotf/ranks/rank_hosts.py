@@ -29,7 +29,7 @@ from nanotf.pool.hosts.crew import START_SECONDS
 from nanotf.pool.hosts.members import Hosts, Member
 from nanotf.pool.hosts.remote import Said
 from nanotf.pool.stalls import stall_seconds
-from nanotf.ranks.rank_crew import OtherRanks, started
+from nanotf.ranks.rank_crew import OtherRanks, exit_code_of, started
 from nanotf.ranks.rank_order import RankScript
 
 
@@ -164,9 +164,7 @@ class LentRanks(OtherRanks):
         self._crew.watch()
         if self._is_closing:  # what ended them then was not theirs
             return
-        code = self._crew.result()
-        if self._crew.failed_here:
-            self._note(code)
+        self._crew.result()  # says what has failed
 
     # -------------------------------------------------------------------------- for the agent
     def lent(self) -> agent_messages.Lent:
@@ -190,7 +188,7 @@ class LentRanks(OtherRanks):
 
     def close(self) -> None:
         """Ends the ranks."""
-        self._is_closing = self._thread.is_alive()
+        self._is_closing = self._crew.is_running
         self._crew.kill()
         self._thread.join()
         self._stack.close()
@@ -201,6 +199,8 @@ class LentRanks(OtherRanks):
             yield self._failures.get()
 
     def tell_failure(self, error: WorkerDied) -> None:
+        if not self._is_closing:
+            self._note(exit_code_of(error))  # before the first host hears of it, and says Bye
         body = pickle.dumps(error)
         self._tell(agent_messages.FromWorker(self.pool, error.rank or 0, body))
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 from hosts_run import ADDRESSES, HostsRun
+from processes import ROOT, SECONDS
 
 pytestmark = pytest.mark.own_pool
 
@@ -122,6 +126,24 @@ def test_hosts_that_follow_end_with_0_if_asked(tmp_path: pathlib.Path) -> None:
     environments = [{**each, "NANOTF_OWN_EXIT_CODE": "1"} for each in _environments(tmp_path)]
     with contextlib.closing(HostsRun(tmp_path, FAILS, BY_FLAG, environments)) as run:
         assert run.wait() == [0, 3], run.text(0) + run.text(1)
+
+
+def test_a_job_names_the_host_whose_rank_has_failed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(FAILS)
+    command = ["train", "--ranks", "-n", "1", "--instances", "2", "--name", "job", "script.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "nanotf", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NANOTF_JOBS": str(tmp_path / "jobs")},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    state = json.loads((tmp_path / "jobs" / "job" / "state.json").read_text())
+    assert state["status"] == "Failed", done.stdout + done.stderr
+    assert state["exit_codes"] == {"algo-1": 0, "algo-2": 3}
+    assert "algo-2" in state["failure_reason"]
 
 
 @pytest.mark.thorough
