@@ -1,10 +1,11 @@
 """Ranks: processes that each run the whole script, and the libraries that connect them.
 
     nanotf run --ranks -n N script.py
-      rank_launch       starts, watches and ends the processes (`rank_order`: what each gets)
+      rank_launch       counts the ranks, alone (`rank_crew`) or with other hosts (`rank_hosts`)
+      rank_crew         starts, watches and ends the processes (`rank_order`: what each gets)
         rank_process    the code of a process, before the script
           this_rank     its place among the ranks, and its `collectives.Group`
-          tensorflow_hook  runs code once the script has imported TensorFlow
+          strategy_hook  runs code once the script has imported TensorFlow
           rank_strategy    strategies of `tf.distribute` over the ranks (`rank_overrides`)
 
 `cli` calls the launcher. `nanotf.hvd` and the strategies communicate through the group,
