@@ -227,8 +227,8 @@ def _add_run(commands: Any) -> None:
         "--hosts",
         metavar="H1:N,H2:N",
         help="use workers of several hosts: run the same command on each; the first runs the "
-        'script, the others lend it N workers. "auto", the default, asks SageMaker, Slurm, MPI '
-        "and TF_CONFIG",
+        "script, the others lend it N workers. With --ranks, each host runs N ranks. "
+        '"auto", the default, asks SageMaker, Slurm, MPI and TF_CONFIG',
     )
     run.add_argument(
         "--tune",

@@ -22,6 +22,7 @@ from nanotf.machine.cluster import Cluster
 from nanotf.machine.own_exit import at_own_exit
 
 if TYPE_CHECKING:
+    from nanotf.pool.hosts.agent import LentProcesses
     from nanotf.pool.hosts.members import Hosts
 
 PORT_VARIABLE = "NANOTF_PORT"
@@ -47,6 +48,11 @@ class First:
             with status(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source})"):
                 self._hosts.wait_for_all(members.join_seconds())
 
+    @property
+    def members(self) -> Hosts:
+        """The hosts that have joined."""
+        return self._hosts
+
     def total(self) -> int:
         """Returns the number of workers on all hosts."""
         return self._hosts.total()
@@ -54,18 +60,19 @@ class First:
 
 def enter(
     flag: str | None,
-    workers: int | str | None,
+    count: Callable[[Cluster], int],
     environ: Mapping[str, str],
     check: Callable[[], None],
+    lend_for: Callable[..., LentProcesses] | None = None,
 ) -> First | int | None:
     """Finds the hosts of a run, and joins them.
 
     Args:
         flag: the value of `--hosts`, or None to look at the environment.
-        workers: the workers of a host if its source gives no number; "auto" or None for one per
-            `topology.CORES_PER_PROCESS` cores.
+        count: returns the number of workers, or of ranks, of this host.
         environ: this process's environment variables.
         check: raises if the script cannot run; called in the process that is to run it.
+        lend_for: what another host lends, see `Agent`; None for workers.
 
     Returns:
         `First` if this is the first of several hosts; None if it is the only one; otherwise the
@@ -76,14 +83,15 @@ def enter(
     """
     binding = launcher_binding.undo(environ)  # before cores are counted
     with launcher_binding.named(binding):
-        return _enter(cluster.find(environ, flag), workers, environ, check)
+        return _enter(cluster.find(environ, flag), count, environ, check, lend_for)
 
 
 def _enter(
     found: Cluster,
-    workers: int | str | None,
+    count: Callable[[Cluster], int],
     environ: Mapping[str, str],
     check: Callable[[], None],
+    lend_for: Callable[..., LentProcesses] | None,
 ) -> First | int | None:
     cluster.choose(found)
     # A launcher that starts several processes on a host expects all of them to stay.
@@ -96,14 +104,30 @@ def _enter(
 
     secret, ports = secret_of(environ), _ports(found, environ)
     # One process of a host lends all of its workers; the others only wait for the end.
-    own = _workers(found, workers) if found.local_rank == 0 else 0
+    own = count(found) if found.local_rank == 0 else 0
+    if own:
+        topology.plan(own)  # raises if this host has too few cores
     address = _address(found, environ)
     if (found.rank, found.local_rank) == (0, 0):
         return _open(found, own, secret, address, ports)
     from nanotf.pool.hosts.agent import Agent
 
     first = cluster.address_of(found.hosts[0], environ)
-    code = Agent(found, own, secret, address, (first, ports)).run()
+    to_first = (first, ports)
+    if lend_for is None:
+        agent = Agent(found, own, secret, address, to_first)
+    else:
+        agent = Agent(found, own, secret, address, to_first, lend_for=lend_for, what="rank")
+    return own_code(agent.run(), environ)
+
+
+def own_code(code: int, environ: Mapping[str, str]) -> int:
+    """Returns the exit code of a host that ends since another one has.
+
+    Args:
+        code: that of the other one.
+        environ: this process's environment variables.
+    """
     return 0 if environ.get(cluster.OWN_CODE_VARIABLE) else code
 
 
@@ -137,13 +161,18 @@ def end(code: int) -> None:
         _codes.append(code)
 
 
-def _workers(found: Cluster, asked: int | str | None) -> int:
+def workers(found: Cluster, asked: int | str | None) -> int:
+    """Returns the number of workers of this host.
+
+    Args:
+        asked: the number if the source of the hosts gives none; "auto" or None for one per
+            `topology.CORES_PER_PROCESS` cores.
+    """
     given = found.workers[found.rank]
     if given is None and isinstance(asked, int):
         given = asked
     if given is None:
         given = topology.default_count()
-    topology.plan(given)  # raises if this host has too few cores
     return given
 
 

@@ -27,7 +27,8 @@ from nanotf import tracebacks
 from nanotf.cli import hosts
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
-from nanotf.machine import topology
+from nanotf.machine import cluster, topology
+from nanotf.machine.cluster import Cluster
 from nanotf.machine.own_exit import at_own_exit
 from nanotf.parent import defaults
 from nanotf.parent.defaults import PRECISIONS
@@ -65,12 +66,12 @@ class Script:
         Raises:
             NanoError: It cannot run here.
         """
-        wanted = self.ranks or self.smp
-        size = rank_launch.number(wanted, self.num_processes, self.hosts, os.environ)
-        if size is not None:
-            self._check_file()
-            return rank_launch.run(self, size)
-        found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
+        if rank_launch.are_wanted(self.ranks or self.smp, os.environ):
+            return self._run_ranks()
+        asked = self.num_processes
+        found = hosts.enter(
+            self.hosts, lambda found: hosts.workers(found, asked), os.environ, self._check
+        )
         if isinstance(found, int):
             return found
         from nanotf.keras.patching import patch_tensorflow
@@ -83,6 +84,24 @@ class Script:
             return self
         found.wait_for_all()
         return dataclasses.replace(self, num_processes=found.total())
+
+    def _run_ranks(self) -> int:
+        """Runs the script as ranks, here and on other hosts. Returns the exit code."""
+
+        def count(found: Cluster) -> int:
+            return rank_launch.number(found, self.num_processes, self.smp, os.environ)
+
+        self._check_file()  # every host needs it
+        lender = rank_launch.RankLender(self)
+        found = hosts.enter(self.hosts, count, os.environ, lambda: None, lender)
+        if isinstance(found, int):
+            return lender.code or found
+        if found is not None:
+            found.wait_for_all()
+        members = None if found is None else found.members
+        code, is_followed = rank_launch.run(self, count(cluster.cluster()), members)
+        hosts.end(code)
+        return hosts.own_code(code, os.environ) if is_followed else code
 
     def _check(self) -> None:
         self._check_file()

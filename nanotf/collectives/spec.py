@@ -12,6 +12,7 @@ bytes each: 1 MiB.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import mmap
 import os
@@ -150,6 +151,19 @@ class GroupOwner:
     def waits(self) -> list[CollectiveWait]:
         """Returns the collectives in which a rank waits for others that have not arrived."""
         return [wait for rank in range(self.spec.size) for wait in self._waits_of(rank)]
+
+    def cause(self) -> Failure | None:
+        """Returns the failure of another host by which collectives of this one have failed.
+
+        Its ranks are counted over all hosts. None as long as there is none; see `HostsEngine`.
+        """
+        at = self._layout.region(0) + self._layout.rank_record
+        begin, nbytes = at + self._layout.record_failure, ctypes.sizeof(layout.RawFailure)
+        if not struct.unpack("<I", os.pread(self.fd, 4, at))[0]:
+            return None
+        raw = layout.RawFailure.from_buffer_copy(os.pread(self.fd, nbytes, begin))
+        found = raw.unpacked()
+        return found if found.rank < 0 else None  # else a rank of this host has noticed it
 
     def _waits_of(self, rank: int) -> list[CollectiveWait]:
         places, found = self._layout, []

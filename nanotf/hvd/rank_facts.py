@@ -72,30 +72,27 @@ def size() -> int:
 
 def local_rank() -> int:
     """Returns this process's rank among those of its host."""
-    return place().rank
+    return place().local_rank
 
 
 def local_size() -> int:
     """Returns the number of ranks of this host."""
-    return place().size
+    return place().local_size
 
 
 def cross_rank() -> int:
-    """Returns the index of this host."""
-    place()
-    return 0
+    """Returns the index of this host among those that have a rank of this `local_rank()`."""
+    return place().cross_rank
 
 
 def cross_size() -> int:
-    """Returns the number of hosts."""
-    place()
-    return 1
+    """Returns the number of hosts that have a rank of this `local_rank()`."""
+    return place().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Returns True: each host has the same number of ranks."""
-    place()
-    return True
+    """Returns True if each host has the same number of ranks."""
+    return place().is_homogeneous
 
 
 def check_root(root_rank: int) -> int:

@@ -289,10 +289,17 @@ def _from_slurm(environ: Mapping[str, str], local: int) -> Cluster | None:
         current = hosts[int(environ["SLURM_NODEID"])]
     except (KeyError, ValueError, IndexError) as error:
         raise _wrong("Slurm's step", _of_slurm(environ)) from error
-    # One task per node, srun's default, says nothing about workers.
-    workers = tuple(count if count > 1 else None for count in tasks)
     names = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    return Cluster(hosts, current, "Slurm", workers, local, ".".join(names) if all(names) else "")
+    run = ".".join(names) if all(names) else ""
+    return Cluster(hosts, current, "Slurm", _asked(tasks), local, run)
+
+
+def _asked(counts: Sequence[int]) -> tuple[int | None, ...]:
+    """Returns the workers that processes of a launcher ask for, by host.
+
+    One process on each host, the default of `srun`, says nothing about workers.
+    """
+    return (None,) * len(counts) if max(counts) == 1 else tuple(counts)
 
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], list[int]]:
@@ -327,8 +334,7 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
     names, rank, run = _ask_mpi(size)
     hosts = tuple(dict.fromkeys(names))
     tasks = [names.count(host) for host in hosts]
-    workers = tuple(count if count > 1 else None for count in tasks)
-    return Cluster(hosts, names[rank], "MPI", workers, local, run)
+    return Cluster(hosts, names[rank], "MPI", _asked(tasks), local, run)
 
 
 def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
@@ -399,6 +405,5 @@ def _from_tf_config(environ: Mapping[str, str], local: int) -> Cluster | None:
     here = tasks[place][2]
     # Several tasks may be on one host, and no launcher has numbered them.
     before = sum(task[2] == here for task in tasks[:place])
-    workers = tuple(count if count > 1 else None for count in counts)
     run = json.dumps(config["cluster"], sort_keys=True)  # with the ports of this run
-    return Cluster(hosts, here, "TF_CONFIG", workers, max(local, before), run)
+    return Cluster(hosts, here, "TF_CONFIG", _asked(counts), max(local, before), run)

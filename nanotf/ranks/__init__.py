@@ -1,7 +1,8 @@
 """Ranks: processes that each run the whole script, and the libraries that connect them.
 
     nanotf run --ranks -n N script.py
-      rank_launch       starts, watches and ends the processes (`rank_order`: what each gets)
+      rank_launch       counts the ranks, alone (`rank_crew`) or with other hosts (`rank_hosts`)
+      rank_crew         starts, watches and ends the processes (`rank_order`: what each gets)
         rank_process    the code of a process, before the script
           this_rank     its place among the ranks, and its `collectives.Group`
           strategy_hook  chooses the strategies once the script has imported TensorFlow

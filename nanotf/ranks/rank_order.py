@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from nanotf.machine import topology
 
 if TYPE_CHECKING:
-    from nanotf.collectives.spec import GroupSpec
+    from nanotf.collectives.spec import GroupSpec, HostsSpec
+    from nanotf.machine.cluster import Cluster
     from nanotf.sagemaker.smp.mailboxes.mailbox import MailboxSpec
 
 
@@ -27,9 +28,11 @@ class RankScript(Protocol):
 class GroupSeat:
     """A rank's seat in the group of all ranks."""
 
-    spec: GroupSpec
-    rank: int
+    spec: GroupSpec  # of the ranks of this host
+    rank: int  # among all
     fd: int  # the group's memory; the process inherits it
+    hosts: HostsSpec
+    connections: tuple[int, ...]  # of the first rank of a host to those of others; inherited
 
 
 @dataclass(frozen=True)
@@ -38,5 +41,6 @@ class RankOrder:
 
     script: RankScript
     placement: topology.Placement  # its rank and cores
-    mailbox: MailboxSpec
+    mailbox: MailboxSpec | None  # None on one of several hosts
     seat: GroupSeat
+    cluster: Cluster  # the hosts, as the launcher has found them

@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from nanotf.console import logger, say
 from nanotf.pool.worker_log import FOLDER_VARIABLE
@@ -22,27 +23,34 @@ class RankOutput:
     """Writes what ranks other than the first print.
 
     Args:
-        size: number of ranks.
+        count: number of ranks whose output is not this process's.
         shows_all: True prints their lines, with the rank as prefix, instead of logging them.
 
     Attributes:
         failed: bool; the caller sets it before `close` if a rank has failed.
     """
 
-    def __init__(self, size: int, shows_all: bool) -> None:
+    def __init__(self, count: int, shows_all: bool) -> None:
         self.failed = False
         self._logs = LogFiles()  # a full disk must not end the ranks
         self._own: pathlib.Path | None = None  # the folder, if this object has made it
         self._folder: pathlib.Path | None = None
-        if size > 1 and not shows_all:
+        if count and not shows_all:
             self._folder = _given_folder()
             if self._folder is None:
                 self._folder = self._own = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-ranks-"))
 
-    @property
-    def about(self) -> str:
-        """The end of a sentence that says where the output goes."""
-        return "" if self._folder is None else f"; rank 0 prints, the others log to {self._folder}"
+    def about(self, ranks: Sequence[int]) -> str:
+        """Returns the end of a sentence that says where the output goes.
+
+        Args:
+            ranks: those of this host.
+        """
+        if self._folder is None:
+            return ""
+        if 0 in ranks:
+            return f"; rank 0 prints, the others log to {self._folder}"
+        return f"; {'they log' if len(ranks) > 1 else 'it logs'} to {self._folder}"
 
     def write(self, program: OwnedProcess, line: bytes, is_error: bool) -> None:
         """Writes a line of a rank."""

@@ -39,13 +39,13 @@ def main(arguments: Sequence[str]) -> None:
     process.bind_memory(placement.numa_node)
     process.write_stacks()
     _write_whole_lines()
-    mailbox = Mailbox(order.mailbox)
-    # Registered before the script's handlers, it runs after them.
-    at_own_exit(mailbox.close)
-    runtime.enter(mailbox)
+    mailbox = None if order.mailbox is None else Mailbox(order.mailbox)
+    if mailbox is not None:
+        # Registered before the script's handlers, it runs after them.
+        at_own_exit(mailbox.close)
+    runtime.enter(mailbox, order.cluster.hosts)
     this_rank.enter(order.seat)
-    # TF_CONFIG names the ranks, all on this host.
-    cluster.choose(cluster.find({}))
+    cluster.choose(order.cluster)  # TF_CONFIG names the ranks
     _run(order)
 
 

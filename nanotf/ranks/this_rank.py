@@ -6,10 +6,13 @@ only rank.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import pathlib
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +30,26 @@ class RankPlace:
 
     rank: int = 0
     size: int = 1
+    local_rank: int = 0  # among the ranks of its host
+    local_size: int = 1
+    cross_rank: int = 0  # among the hosts that have a rank of this `local_rank`
+    cross_size: int = 1
+    is_homogeneous: bool = True  # all hosts have the same number of ranks
+
+    @classmethod
+    def of(cls, rank: int, counts: Sequence[int]) -> RankPlace:
+        """Returns the place of a rank.
+
+        Args:
+            counts: the number of ranks by host; ranks are numbered host by host.
+        """
+        ends = list(itertools.accumulate(counts))
+        host = bisect.bisect_right(ends, rank)
+        local = rank - ends[host] + counts[host]
+        here = [number for number, count in enumerate(counts) if count > local]
+        return cls(
+            rank, ends[-1], local, counts[host], here.index(host), len(here), len(set(counts)) == 1
+        )
 
 
 @dataclass
@@ -44,7 +67,7 @@ _here = _Here()
 def enter(seat: GroupSeat) -> None:
     """Makes this process a rank."""
     _here.seat = seat
-    _here.place = RankPlace(seat.rank, seat.spec.size)
+    _here.place = RankPlace.of(seat.rank, seat.hosts.counts)
 
 
 def is_rank() -> bool:
@@ -78,7 +101,9 @@ def group() -> Any:
     from nanotf.collectives.group import Group
 
     assert _here.seat is not None, "a process that no launcher has started has no group"
-    found = Group.attach(_here.seat.spec, _here.seat.rank, _here.seat.fd)
+    seat = _here.seat
+    hosts = seat.hosts if len(seat.hosts.counts) > 1 else None
+    found = Group.attach(seat.spec, seat.rank, seat.fd, hosts, seat.connections)
     # The other ranks must not wait for a process that has ended.
     at_own_exit(found.close)
     return found

@@ -28,6 +28,7 @@ OPTIMIZE = "optimize_model"  # `nanotf.inference`
 SERVED = "serve_model"  # starts `nanotf serve`
 REPLICAS = "ray_serve"  # test_ray.py runs it
 IMPORTED = "images"  # by the others
+RANKS = "horovod_digits"  # `nanotf run --ranks` runs it
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
 
@@ -48,6 +49,14 @@ def _accuracy(output: str) -> float:
 def test_example(name: str, tmp_path: pathlib.Path) -> None:
     output = _run(tmp_path, EXAMPLES / f"{name}.py", "digits")
     assert _accuracy(output) > 0.7
+
+
+@pytest.mark.thorough
+def test_ranks(tmp_path: pathlib.Path) -> None:
+    path = EXAMPLES / f"{RANKS}.py"
+    output = _run(tmp_path, "-m", "nanotf", "run", "--ranks", "-n", "2", path)
+    found = re.fullmatch(r"2 ranks: accuracy ([01]\.\d+)", output.splitlines()[-1])
+    assert found is not None and float(found[1]) > 0.7, output
 
 
 @pytest.mark.thorough
@@ -145,5 +154,5 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS, OPTIMIZE}
-    other |= {SEARCH, IMPORTED, SERVED, REPLICAS, TRANSFORMERS}
+    other |= {SEARCH, IMPORTED, SERVED, REPLICAS, TRANSFORMERS, RANKS}
     assert found == {*SCRIPTS, *other}

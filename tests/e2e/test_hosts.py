@@ -5,25 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from processes import ROOT, SECONDS
-from waiting import wait_until
-
-from nanotf.wire.network import listen
+from hosts_run import ADDRESSES, HostsRun
 
 pytestmark = pytest.mark.own_pool
 
-ADDRESSES = ("127.0.0.1", "127.0.0.2")
 LOST_SECONDS = 30.0  # the promise: a lost host ends the job within that time
 
 SCRIPT = """
@@ -95,74 +87,9 @@ def plain(float64: None) -> dict[str, Any]:
     return found
 
 
-class _Run:
-    """The same command on two hosts."""
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        source: str,
-        options: Sequence[str],
-        environments: Sequence[dict[str, str]],
-    ) -> None:
-        self.outputs = []
-        self.hosts: list[subprocess.Popen[str]] = []
-        port = _free_port()
-        for index, environment in enumerate(environments):
-            own = folder / f"host-{index}"
-            own.mkdir()
-            (own / "script.py").write_text(source)
-            self.outputs.append(own / "output")
-            variables = {
-                **{k: v for k, v in os.environ.items() if k != "TF_CONFIG"},
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "PYTHONPATH": str(ROOT),
-                "NANOTF_SECRET": "the secret of a test",
-                "NANOTF_PORT": str(port),
-                **environment,
-            }
-            with self.outputs[-1].open("w") as output:
-                self.hosts.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "nanotf", "run", *options, "script.py"],
-                        cwd=own,
-                        env=variables,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                    )
-                )
-
-    def text(self, host: int) -> str:
-        return self.outputs[host].read_text()
-
-    def wait(self) -> list[int]:
-        deadline = time.monotonic() + SECONDS
-        return [host.wait(max(1.0, deadline - time.monotonic())) for host in self.hosts]
-
-    def has_reached(self, text: str) -> None:
-        def reached() -> bool:
-            assert self.hosts[0].poll() is None, self.text(0)
-            return text in self.text(0)
-
-        wait_until(reached, f"the script prints {text!r}", SECONDS)
-
-    def close(self) -> None:
-        for host in self.hosts:
-            if host.poll() is None:
-                host.kill()
-            host.wait()
-
-
-def _free_port() -> int:
-    with listen(ADDRESSES[0]) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @pytest.fixture
-def runs() -> Iterator[list[_Run]]:
-    started: list[_Run] = []
+def runs() -> Iterator[list[HostsRun]]:
+    started: list[HostsRun] = []
     yield started
     for run in started:
         run.close()
@@ -215,10 +142,10 @@ def _check_equal(text: str, plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_one_worker_each_with_sagemakers_files(
-    runs: list[_Run], tmp_path: pathlib.Path, plain: dict[str, Any]
+    runs: list[HostsRun], tmp_path: pathlib.Path, plain: dict[str, Any]
 ) -> None:
     source = _source(extra=WITH_WORKERS.replace("SIZE", "2"))
-    run = _Run(tmp_path, source, *_by_sagemaker(tmp_path))
+    run = HostsRun(tmp_path, source, *_by_sagemaker(tmp_path))
     runs.append(run)
     run.has_reached("epoch 0")
     assert _listening_on([host.pid for host in run.hosts]) == sorted(ADDRESSES)
@@ -235,10 +162,10 @@ def test_one_worker_each_with_sagemakers_files(
 
 @pytest.mark.thorough
 def test_two_workers_each_with_slurms_variables(
-    runs: list[_Run], tmp_path: pathlib.Path, plain: dict[str, Any]
+    runs: list[HostsRun], tmp_path: pathlib.Path, plain: dict[str, Any]
 ) -> None:
     source = _source(extra=WITH_WORKERS.replace("SIZE", "4"))
-    run = _Run(tmp_path, source, *_by_slurm(tmp_path))
+    run = HostsRun(tmp_path, source, *_by_slurm(tmp_path))
     runs.append(run)
     codes = run.wait()
     assert codes == [0, 0, 0], "".join(map(run.text, range(3)))
@@ -250,9 +177,9 @@ def test_two_workers_each_with_slurms_variables(
 
 @pytest.mark.thorough
 def test_killed_agent_restarts_with_the_hosts_that_are_left(
-    runs: list[_Run], tmp_path: pathlib.Path, plain: dict[str, Any]
+    runs: list[HostsRun], tmp_path: pathlib.Path, plain: dict[str, Any]
 ) -> None:
-    run = _Run(tmp_path, _source(pause=2.0, max_restarts=1), *_by_flag(1))
+    run = HostsRun(tmp_path, _source(pause=2.0, max_restarts=1), *_by_flag(1))
     runs.append(run)
     run.has_reached("epoch 0")
     run.hosts[1].send_signal(signal.SIGKILL)
@@ -263,8 +190,10 @@ def test_killed_agent_restarts_with_the_hosts_that_are_left(
 
 
 @pytest.mark.thorough
-def test_killed_agent_ends_the_job_with_its_name(runs: list[_Run], tmp_path: pathlib.Path) -> None:
-    run = _Run(tmp_path, _source(epochs=100, pause=0.5), *_by_flag(1))
+def test_killed_agent_ends_the_job_with_its_name(
+    runs: list[HostsRun], tmp_path: pathlib.Path
+) -> None:
+    run = HostsRun(tmp_path, _source(epochs=100, pause=0.5), *_by_flag(1))
     runs.append(run)
     run.has_reached("epoch 0")
     run.hosts[1].send_signal(signal.SIGKILL)
@@ -275,9 +204,9 @@ def test_killed_agent_ends_the_job_with_its_name(runs: list[_Run], tmp_path: pat
 
 @pytest.mark.thorough
 def test_script_that_fails_ends_the_agents_with_its_code(
-    runs: list[_Run], tmp_path: pathlib.Path
+    runs: list[HostsRun], tmp_path: pathlib.Path
 ) -> None:
-    run = _Run(tmp_path, "import sys\nsys.exit(5)\n", *_by_flag(1))
+    run = HostsRun(tmp_path, "import sys\nsys.exit(5)\n", *_by_flag(1))
     runs.append(run)
     assert run.wait() == [5, 5], run.text(0) + run.text(1)
 

@@ -12,17 +12,39 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine.cluster import Cluster
+from nanotf.pool.handles import Worker
 from nanotf.pool.hosts import agent_messages, members
 from nanotf.pool.hosts.lending import Lending
 from nanotf.wire import network, timing
 from nanotf.wire.channel import Channel, ChannelClosed
 
 LOST_CODE = 1  # exit code if the connection to the first host ends before the script
+
+
+class LentProcesses(Protocol):
+    """The processes that a host lends: the workers of one pool, or ranks."""
+
+    pool: int
+
+    def lent(self) -> agent_messages.Lent:
+        """Returns the message that describes them."""
+
+    def take(self, message: Any, content: Any) -> None:
+        """Takes a message for them."""
+
+    def worker(self, rank: int) -> Worker | None:
+        """Returns one that can be asked for its log and stack; None without one."""
+
+    def poll(self) -> tuple[int, ...]:
+        """Reports those that have ended. Returns the ranks that a signal has stopped."""
+
+    def close(self) -> None:
+        """Ends them."""
 
 
 class Agent:
@@ -34,6 +56,8 @@ class Agent:
         address: the one at which the other hosts reach this one.
         first: the address of the first host, and the ports on one of which it listens.
         part: see `neighbours.plan`.
+        lend_for: starts what a message `Lend` asks for; see `Lending`.
+        what: the word for one of those.
     """
 
     def __init__(
@@ -44,11 +68,14 @@ class Agent:
         address: str,
         first: tuple[str, Sequence[int]],
         part: float = 1.0,
+        lend_for: Callable[..., LentProcesses] = Lending,
+        what: str = "worker",
     ) -> None:
+        self._lend_for, self._what = lend_for, what
         self._cluster, self._workers, self._secret = cluster, workers, secret
         self._part = part
         self._first = first
-        self._lending: Lending | None = None
+        self._lending: LentProcesses | None = None
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._leaders: dict[tuple[int, int], int] = {}  # guarded; descriptors by pool and host
@@ -147,8 +174,8 @@ class Agent:
         if self._workers:
             say(
                 f"host {self._cluster.current} lends {self._workers} "
-                f"worker{'s' * (self._workers > 1)} to {self._cluster.hosts[0]} until its script "
-                "ends."
+                f"{self._what}{'s' * (self._workers > 1)} to {self._cluster.hosts[0]} until its "
+                "script ends."
             )
         while True:
             message = self._channel.receive()
@@ -161,26 +188,27 @@ class Agent:
             self._lend(message)
         elif isinstance(message, agent_messages.Ask):
             self._answer(message)
-        elif isinstance(message, agent_messages.Fill):
-            # Also for an ended pool: the bytes are in the stream.
-            import numpy as np  # the front of a server imports this module, and has no arrays
-
-            content = np.empty(message.nbytes, np.uint8)
-            self._channel.receive_into(content.data)
-            self._with(message.pool, lambda lending: lending.fill(message, content))
-        elif isinstance(message, agent_messages.Create):
-            self._with(message.pool, lambda lending: lending.create(message))
-        elif isinstance(message, agent_messages.Deliver):
-            self._with(message.pool, lambda lending: lending.deliver(message.body))
-        elif isinstance(message, agent_messages.Tell):
-            self._with(message.pool, lambda lending: lending.signal(message.rank, message.signal))
         elif isinstance(message, agent_messages.TakeBack):
-            self._with(message.pool, lambda lending: self._take_back())
+            if self._holds(message.pool):
+                self._take_back()
+        elif isinstance(message, agent_messages.ForWorkers):
+            content = self._content(message)  # also for an ended pool: it is in the stream
+            if self._lending is not None and self._holds(message.pool):
+                self._lending.take(message, content)
 
-    def _with(self, pool: int, use: Callable[[Lending], None]) -> None:
-        lending = self._lending
-        if lending is not None and lending.pool == pool:  # late messages are for an ended pool
-            use(lending)
+    def _content(self, message: Any) -> Any:
+        """Returns the bytes that follow a message; None if there are none."""
+        if not isinstance(message, agent_messages.Fill):
+            return None
+        import numpy as np  # the front of a server imports this module, and has no arrays
+
+        content = np.empty(message.nbytes, np.uint8)
+        self._channel.receive_into(content.data)
+        return content
+
+    def _holds(self, pool: int) -> bool:
+        """Returns False for late messages, which are for an ended pool."""
+        return self._lending is not None and self._lending.pool == pool
 
     def _tell(self, message: Any, *contents: Any) -> None:
         with contextlib.suppress(ChannelClosed):  # `_serve` notices, too
@@ -189,7 +217,9 @@ class Agent:
     def _lend(self, order: agent_messages.Lend) -> None:
         self._take_back()
         try:
-            self._lending = Lending(order, self._secret, self._part, self._accepted, self._tell)
+            self._lending = self._lend_for(
+                order, self._secret, self._part, self._accepted, self._tell
+            )
         except ChannelClosed:
             raise
         except (NanoError, OSError) as error:
@@ -219,7 +249,7 @@ class Agent:
 
     def _beat(self) -> None:
         while not self._ended.wait(agent_messages.BEAT_SECONDS):
-            lending, stopped = self._lending, ()  # type: Lending | None, tuple[int, ...]
+            lending, stopped = self._lending, ()  # type: LentProcesses | None, tuple[int, ...]
             if lending is not None:
                 with contextlib.suppress(OSError, ValueError):  # it is being ended
                     stopped = lending.poll()

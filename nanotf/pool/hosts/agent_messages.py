@@ -185,3 +185,7 @@ class Leader(Message):
 
     pool: int
     host: int
+
+
+# The agent gives these to what it has lent.
+ForWorkers = (Create, Fill, Deliver, Tell)

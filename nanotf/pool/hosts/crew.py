@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Sequence
 
 from nanotf.collectives import HostsSpec
-from nanotf.errors import InvalidArgumentError, NanoError
+from nanotf.errors import InvalidArgumentError
 from nanotf.machine import neighbours
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.hosts import agent_messages
+from nanotf.pool.hosts import agent_messages, leaders
 from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
 from nanotf.pool.hosts.members import Hosts, Member
 from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import HostsPlan
-from nanotf.wire import network, timing
+from nanotf.wire import timing
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 CLOCK_LOOKS = 5  # the fastest of this many answers tells a host's time most precisely
@@ -82,7 +81,7 @@ class HostsCrew:
         order = agent_messages.Lend(
             self._pool,
             dataclasses.replace(self.hosts, index=index),
-            (self._all.address, *(other.address for other in self._others)),
+            self._addresses(),
             self._cores,
             self._key,
             taken_over(os.environ),
@@ -93,17 +92,15 @@ class HostsCrew:
 
     def _connect(self) -> None:
         """Connects this host's first worker to those of the others."""
-        for member in self._others:
-            deadline = time.monotonic() + network.HANDSHAKE_SECONDS
-            try:
-                leader = agent_messages.Leader(self._pool, 0)
-                fd = network.introduce(*member.address, self._all.secret, deadline, leader)
-            except (network.Unreachable, network.WrongSecret) as error:
-                raise NanoError(
-                    f"The first host must reach the others. Received: host {member.name}, "
-                    f"{member.address[0]} port {member.address[1]}: {error}."
-                ) from error
-            self._connections.append(fd)
+        if self.hosts is not None:
+            where = self._addresses()
+            for fd in leaders.connected(
+                self._pool, self.hosts, where, self._all.secret, leaders.none_accepted
+            ):
+                self._connections.append(fd)
+
+    def _addresses(self) -> tuple[tuple[str, int], ...]:
+        return (self._all.address, *(other.address for other in self._others))
 
     def take_connections(self, rank: int) -> list[int]:
         """Returns the descriptors that a worker's setup needs; the caller closes them."""

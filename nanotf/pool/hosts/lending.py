@@ -7,24 +7,20 @@ import dataclasses
 import os
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from nanotf import collectives
 from nanotf.console import logger
-from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.hosts import agent_messages
+from nanotf.pool.hosts import agent_messages, leaders
 from nanotf.pool.hosts.remote import Said, Twins
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
-from nanotf.wire import messages, network
+from nanotf.wire import messages
 from nanotf.wire.channel import Channel, packed
-
-CONNECT_SECONDS = 60.0  # for the other hosts to start their part of a pool
 
 
 class Lending:
@@ -33,8 +29,7 @@ class Lending:
     Args:
         secret: the run's.
         part: see `neighbours.plan`.
-        accepted: takes a pool, a host's index, its name and a deadline. Returns the descriptor of
-            the connection that this host has opened for the pool's collectives.
+        accepted: see `leaders.Accepted`.
         tell: sends a message, and bytes that follow it, to the first host.
 
     Raises:
@@ -46,7 +41,7 @@ class Lending:
         order: agent_messages.Lend,
         secret: bytes,
         part: float,
-        accepted: Callable[[int, int, str, float], int],
+        accepted: leaders.Accepted,
         tell: Callable[..., None],
     ) -> None:
         self.pool, self._order, self._tell = order.pool, order, tell
@@ -69,37 +64,14 @@ class Lending:
         )
         self._crew = LocalCrew(plan, "shm", order.key, {**os.environ, **order.environ})
         try:
-            self._connect(secret, accepted)
+            for fd in leaders.connected(self.pool, hosts, order.addresses, secret, accepted):
+                self._connections.append(fd)
             self._crew.start()
             for worker in self._crew.workers:
                 self._attend(worker)
         except BaseException:
             self.close()
             raise
-
-    def _connect(self, secret: bytes, accepted: Callable[[int, int, str, float], int]) -> None:
-        """Connects this host's first worker to those of the others.
-
-        Of two hosts, the earlier one opens the connection.
-        """
-        hosts, deadline = self._order.hosts, time.monotonic() + CONNECT_SECONDS
-        for host, name in enumerate(hosts.names):
-            if host == hosts.index:
-                continue
-            if host < hosts.index:
-                self._connections.append(accepted(self.pool, host, name, deadline))
-                continue
-            try:
-                leader = agent_messages.Leader(self.pool, hosts.index)
-                fd = network.introduce(*self._order.addresses[host], secret, deadline, leader)
-            except (network.Unreachable, network.WrongSecret) as error:
-                where, port = self._order.addresses[host]
-                raise NanoError(
-                    "The hosts of a run must reach each other. Received: host "
-                    f"{hosts.names[hosts.index]} does not reach {name}, {where} port {port}: "
-                    f"{error}."
-                ) from error
-            self._connections.append(fd)
 
     def lent(self) -> agent_messages.Lent:
         """Returns the message that describes the workers."""
@@ -112,17 +84,22 @@ class Lending:
         return agent_messages.Lent(self.pool, tuple(found))
 
     # ---------------------------------------------------------------- first host to worker
-    def create(self, message: agent_messages.Create) -> None:
-        """Creates blocks."""
-        self._twins.create(message.new)
+    def take(self, message: Any, content: Any) -> None:
+        """Takes a message for the workers.
 
-    def fill(self, message: agent_messages.Fill, content: Any) -> None:
-        """Copies bytes into a block."""
-        self._twins.write(message.key, message.offset, content)
-
-    def deliver(self, body: bytes) -> None:
-        """Gives a message to all workers."""
-        self._twins.deliver(pickle.loads(body), self._put)
+        Args:
+            content: the bytes that have followed it, if any.
+        """
+        if isinstance(message, agent_messages.Create):
+            self._twins.create(message.new)
+        elif isinstance(message, agent_messages.Fill):
+            self._twins.write(message.key, message.offset, content)
+        elif isinstance(message, agent_messages.Deliver):
+            self._twins.deliver(pickle.loads(message.body), self._put)
+        elif isinstance(message, agent_messages.Tell):
+            worker = self.worker(message.rank)
+            if worker is not None:
+                worker.process.send_signal(message.signal)
 
     def _put(self, message: Any, fds: list[int]) -> None:
         if isinstance(message, messages.Setup):
@@ -199,12 +176,6 @@ class Lending:
     def worker(self, rank: int) -> Worker | None:
         """Returns a worker, or None if this host has no such rank."""
         return next((worker for worker in self._crew.workers if worker.rank == rank), None)
-
-    def signal(self, rank: int, number: int) -> None:
-        """Sends a worker a signal."""
-        worker = self.worker(rank)
-        if worker is not None:
-            worker.process.send_signal(number)
 
     def close(self) -> None:
         """Kills the workers and frees their memory. May be called twice."""

@@ -219,7 +219,7 @@ class Hosts:
         self._members: dict[int, Member] = {}  # by host
         self._waiting: list[Channel] = []  # of processes that lend nothing
         self._refused: collections.Counter[str] = collections.Counter()
-        self._ended = False
+        self._code: int | None = None  # of the script, once it has ended
         listener = network.listen_on_one(address, ports)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._gate = network.Gate(listener, secret, self._admit, self._note_refused, cluster.run)
@@ -277,7 +277,9 @@ class Hosts:
             channel.close()
             return
         with self._changed:
-            if self._ended:  # while it introduced itself
+            if self._code is not None:  # while it introduced itself
+                with contextlib.suppress(ChannelClosed):
+                    channel.send(agent_messages.Bye(self._code))
                 channel.close()
             elif join.lends:
                 if join.host in self._members:
@@ -316,9 +318,9 @@ class Hosts:
             members, waiting = list(self._members.values()), list(self._waiting)
             self._members.clear()
             self._waiting.clear()
-            ended, self._ended = self._ended, True
-        if ended:
-            return
+            if self._code is not None:
+                return
+            self._code = code
         self._gate.close()
         for member in members:
             member.dismiss(code)

@@ -149,14 +149,14 @@ def read_distribution(
 ) -> DistributionWorkers:
     """Reads the argument `distribution`: ranks or synchronous workers of nanotf.
 
-    "mpi" and "dataparallel" start ranks, as in the original, but on several hosts.
+    "mpi" and "dataparallel" start ranks on each host, as in the original.
 
     Args:
         distribution: as SageMaker takes it; None for none.
         instance_count: the number of hosts. On one, a kind that names no number of processes lets
             each `fit` measure what is fastest, but for "mpi", which has one rank, and
             "dataparallel", which has `topology.default_count()`; on several, each host has one
-            worker, as in the original.
+            worker or rank, as in the original.
 
     Raises:
         InvalidArgumentError: nanotf does not know the kind.
@@ -191,9 +191,9 @@ def read_distribution(
     is_smdistributed = is_dataparallel or _enabled(parts, "modelparallel") is not None
     if not found and not is_smdistributed and own is None:
         return DistributionWorkers()
-    are_ranks = instance_count == 1 and own is None and (mpi is not None or is_dataparallel)
+    are_ranks = own is None and (mpi is not None or is_dataparallel)
     default: int | str = 1 if instance_count > 1 or mpi is not None else AUTO
-    if are_ranks and mpi is None:
+    if are_ranks and mpi is None and instance_count == 1:
         default = topology.default_count()
     return DistributionWorkers(str(number or default), are_ranks, mpi is not None, found)
 

@@ -48,8 +48,8 @@ class TensorFlow:
         base_job_name: str or None, the first part of jobs' names; default that of the script.
         instance_count: int, default 1; more simulate as many hosts on this machine.
         instance_type: "local".
-        distribution: mapping or None. On one host, "mpi" and "smdistributed"'s "dataparallel"
-            become ranks, which run the whole script (`nanotf run --ranks`); every other kind
+        distribution: mapping or None. "mpi" and "smdistributed"'s "dataparallel" become ranks on
+            each host, which run the whole script (`nanotf run --ranks`); every other kind
             becomes synchronous workers, as `{"nanotf": {"processes_per_host": n}}` does.
         num_processes: int, "auto" or None, workers on each host. Default as `distribution` says;
             without both the script runs in plain Python.

@@ -72,12 +72,6 @@ def _check_hosts(request: JobRequest) -> None:
             "A job runs either on real hosts or on simulated ones. Received: "
             f"hosts={request.hosts}, instances={request.instances}. Leave one out."
         )
-    if request.ranks and (request.instances > 1 or request.hosts is not None):
-        raise InvalidArgumentError(
-            "Ranks run on one host. Received: "
-            f"instances={request.instances}, hosts={request.hosts}. Leave out ranks: workers of "
-            "several hosts divide each fit()."
-        )
     if request.ranks and request.num_processes in (None, topology.AUTO):
         raise InvalidArgumentError(
             f"Ranks need their number. Received: -n {request.num_processes}. Pass -n N."

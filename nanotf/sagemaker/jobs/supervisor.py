@@ -190,7 +190,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
     def _watch(self, output: processes.Output) -> None:
         """Reads output until all scripts have ended; stops them at a signal or a deadline."""
         scripts = [program for program in self._programs if not program.is_helper]
-        started, killed_at = time.monotonic(), None
+        started, killed_at, is_killed = time.monotonic(), None, False
         limit = self._request.max_run
         deadline = None if limit is None else started + limit
         while any(script.is_running for script in scripts):
@@ -205,9 +205,12 @@ class JobSupervisor(DetachedSupervisor[JobState]):
                 grace = self._end_of_others(scripts)
                 killed_at = None if grace is None else moment + grace
             elif moment > killed_at:
+                is_killed = True
                 for script in scripts:
                     script.kill_group()
-        if killed_at is None:  # a script may have failed after the last look
+            else:  # a rank of another host may have failed, and the first one has followed
+                self._note_failure()
+        if not is_killed:  # a script may have failed after the last look
             self._note_failure()
         for program in self._programs:  # what the scripts have left, and the feeders
             program.kill_group()

@@ -31,6 +31,7 @@ class _Process:
 
     config: Config | None = None  # since `init`
     mailbox: Mailbox | None = None  # of one of several ranks; `enter` sets it
+    hosts: tuple[str, ...] = ()  # of the ranks
 
 
 _here = _Process()
@@ -43,13 +44,14 @@ called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
 
 
-def enter(mailbox: Mailbox | None) -> None:
+def enter(mailbox: Mailbox | None, hosts: tuple[str, ...] = ()) -> None:
     """Makes this process a rank. Called before the user's script begins.
 
     Args:
         mailbox: None makes this process the only one again.
+        hosts: the names of those that have ranks; several leave smp without mailboxes.
     """
-    _here.mailbox, _here.config = mailbox, None
+    _here.mailbox, _here.config, _here.hosts = mailbox, None, hosts
 
 
 def is_rank() -> bool:
@@ -88,13 +90,19 @@ def init(config: dict[str, Any] | None = None) -> None:
             number of processes is not divisible by the number of partitions.
         JobError: It asks for more than one partition in a process that is the only one.
         CollectiveError: In a later call: ranks have different configurations.
-        UnavailableError: The call is in a `@nano` function with several workers.
+        UnavailableError: The call is in a `@nano` function with several workers, or the ranks are
+            on several hosts.
     """
     found = load(config, os.environ)
     if context.size() > 1:
         raise UnavailableError(
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
+        )
+    if len(_here.hosts) > 1:
+        raise UnavailableError(
+            "The ranks of nanotf.smp run on one host. Received: smp.init() on the hosts "
+            f"{', '.join(_here.hosts)}. Start the script on one of them."
         )
     if _here.mailbox is not None:  # its owner compares the configurations of all ranks
         _here.mailbox.introduce(_place(found).mp_rank, repr(found))

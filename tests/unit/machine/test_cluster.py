@@ -191,7 +191,7 @@ def test_tf_config() -> None:
     }
     found = find({"TF_CONFIG": json.dumps(config)})
     run = json.dumps(config["cluster"])
-    assert found == Cluster(("a", "b"), "a", "TF_CONFIG", (2, None), local_rank=1, run=run)
+    assert found == Cluster(("a", "b"), "a", "TF_CONFIG", (2, 1), local_rank=1, run=run)
 
 
 @pytest.mark.parametrize("text", ["{", '{"cluster": {"worker": ["a:1"]}}', "[]"])

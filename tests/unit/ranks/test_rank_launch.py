@@ -16,8 +16,9 @@ import pytest
 
 import nanotf
 from nanotf.errors import NanoError
-from nanotf.machine import topology
-from nanotf.ranks import rank_launch
+from nanotf.machine import cluster, topology
+from nanotf.machine.cluster import Cluster
+from nanotf.ranks import rank_crew, rank_launch, this_rank
 
 ROOT = pathlib.Path(nanotf.__file__).parents[1]
 TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
@@ -37,26 +38,54 @@ TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
     ],
 )
 def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: Any) -> None:
-    assert rank_launch.number(flag, n, None, environ) == size
+    assert rank_launch.are_wanted(flag, environ) == (size is not None)
+    if size is not None:
+        assert rank_launch.number(_found("a"), n, False, environ) == size
+
+
+def _found(flag: str) -> Cluster:
+    return cluster.find({"NANOTF_CURRENT_HOST": "a"}, flag)
+
+
+def test_hosts_may_give_the_numbers() -> None:
+    assert rank_launch.number(_found("b:1,a:3"), 2, False, {}) == 3
+    assert rank_launch.number(_found("b:1,a"), 2, False, {}) == 2
 
 
 @pytest.mark.parametrize(
-    ("flag", "n", "hosts", "environ", "text"),
+    ("smp", "n", "hosts", "environ", "text"),
     [
-        (True, None, None, {}, "needs the number of processes. Received: -n None"),
-        (True, "auto", None, {}, "needs the number of processes. Received: -n auto"),
-        (False, 3, None, TWO, "3 processes, partitions=2"),
-        (True, 0, None, {}, "must be at least 1"),
-        (True, 2, "a:1,b:1", {}, "run on one host"),
-        (True, 2, None, {"OMPI_COMM_WORLD_SIZE": "4"}, "4 processes that .* has started"),
-        (False, 2, None, {"SM_HP_MP_PARAMETERS": "{"}, "must hold a dict in JSON"),
+        (False, None, "a", {}, "needs the number of processes of each host. Received: -n None"),
+        (False, "auto", "a", {}, "needs the number of processes of each host. Received: -n auto"),
+        (False, 3, "a", TWO, "3 processes, partitions=2"),
+        (False, 0, "a", {}, "must be at least 1"),
+        (
+            True,
+            None,
+            "a:1,b:1",
+            {},
+            "run on one host. Received: the hosts a, b",
+        ),
+        (False, 2, "a,b", TWO, "ranks of nanotf.smp run on one host"),
+        (False, 2, "a", {"SM_HP_MP_PARAMETERS": "{"}, "must hold a dict in JSON"),
     ],
 )
-def test_wrong_requests(
-    flag: bool, n: Any, hosts: str | None, environ: dict[str, str], text: str
-) -> None:
+def test_wrong_requests(smp: bool, n: Any, hosts: str, environ: dict[str, str], text: str) -> None:
     with pytest.raises(NanoError, match=text):
-        rank_launch.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
+        rank_launch.number(_found(hosts), n, smp, environ)
+
+
+def test_places_are_counted_by_host() -> None:
+    counts = (2, 1, 3)
+    places = [this_rank.RankPlace.of(rank, counts) for rank in range(6)]
+    assert [(each.rank, each.size) for each in places] == [(rank, 6) for rank in range(6)]
+    assert [each.local_rank for each in places] == [0, 1, 0, 0, 1, 2]
+    assert [each.local_size for each in places] == [2, 2, 1, 3, 3, 3]
+    assert [(each.cross_rank, each.cross_size) for each in places] == [
+        (0, 3), (0, 2), (1, 3), (2, 3), (1, 2), (0, 1)
+    ]  # fmt: skip
+    assert not places[0].is_homogeneous
+    assert this_rank.RankPlace.of(0, (2, 2)).is_homogeneous
 
 
 def _started(
@@ -285,8 +314,8 @@ def test_logs_that_cannot_be_where_they_are_wanted(tmp_path: pathlib.Path) -> No
 
 
 def test_variables_of_a_rank() -> None:
-    found = rank_launch.rank_variables(1, [1000, 1001, 1002])
-    assert json.loads(found["TF_CONFIG"])["cluster"]["worker"][1] == "127.0.0.1:1001"
+    found = rank_crew.rank_variables(1, (3,), ["a:1000", "a:1001", "a:1002"])
+    assert json.loads(found["TF_CONFIG"])["cluster"]["worker"][1] == "a:1001"
     assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"], found["HOROVOD_CROSS_SIZE"]) == (
         "1",
         "3",

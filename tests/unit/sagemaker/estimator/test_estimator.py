@@ -228,7 +228,8 @@ def test_distribution(
     [
         ({"mpi": {"enabled": True, "processes_per_host": 2}}, 1, True),
         ({"smdistributed": {"dataparallel": {"enabled": True}}}, 1, True),
-        ({"mpi": {"enabled": True}}, 2, False),
+        ({"mpi": {"enabled": True}}, 2, True),
+        ({"smdistributed": {"dataparallel": {"enabled": True}}}, 2, True),
         ({"nanotf": {"processes_per_host": 2}}, 1, False),
         ({"multi_worker_mirrored_strategy": {"enabled": True}}, 1, False),
     ],

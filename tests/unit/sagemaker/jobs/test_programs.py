@@ -28,13 +28,12 @@ def test_options_of_nanotf_run() -> None:
     assert options(num_processes="auto", hosts="a:2,b:2") == ["-n", "auto", "--hosts", "a:2,b:2"]
     assert options(instances=2) == []
     assert options(num_processes="2", ranks=True) == ["--ranks", "-n", "2"]
+    assert options(num_processes="2", ranks=True, instances=2) == ["--ranks", "-n", "2"]
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"instances": 2}, r"Ranks run on one host\. Received: instances=2"),
-        ({"hosts": "a,b"}, r"Ranks run on one host\. Received: .* hosts=a,b"),
         ({"num_processes": None}, "Ranks need their number. Received: -n None"),
         ({"num_processes": "auto"}, "Ranks need their number. Received: -n auto"),
     ],
