@@ -35,6 +35,11 @@ _SMALL = 64  # elements of a value that is computed here
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _ADDS = ("Add", "AddV2", "Sub")
 _SUM, _MEAN = "sum", "mean"
+_OTHER_KINDS = {  # why an operation has no known result
+    COUNTED: "uses the number of rows",
+    CHANGED: "uses a variable after rows have changed it",
+    LIST: "uses a list that another operation made",
+}
 
 
 class Reader:
@@ -45,8 +50,6 @@ class Reader:
         twins: by `id` of a tensor, the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
         other_rows: the number of rows of that other trace.
-        any_number: whether the states must hold for all numbers of rows: refuses operations by
-            which code may tell a small number from the two large ones, such as comparisons.
 
     Attributes:
         states: dict of `id` of a tensor to its `TensorState`.
@@ -55,11 +58,8 @@ class Reader:
             variable, "sum" or "mean" over workers.
     """
 
-    def __init__(
-        self, rows: int, twins: Mapping[int, Any], other_rows: int, any_number: bool = False
-    ) -> None:
+    def __init__(self, rows: int, twins: Mapping[int, Any], other_rows: int) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
-        self.any_number = any_number
         self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
@@ -122,7 +122,7 @@ class Reader:
             if operation.type in graphs.RUN_PYTHON:
                 raise Coupled("runs Python code, which the graph does not show")
             if unknown is not None and self._is_clamped(operation):
-                return [EQUAL]
+                return [self._placed(operation, operation.outputs[0], EQUAL)]
             if unknown is not None and operation.type != "Assert":
                 self._note_effects(operation, unknown.of)
                 return [unknown] * count
@@ -178,10 +178,11 @@ class Reader:
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
-        counts = self.any_number and any(map(_is_number, inputs))
-        if counts and not rules.keeps_numbers(kind, operation):
+        numbers = [place for place, state in enumerate(inputs) if _is_number(state)]
+        if numbers and not rules.may_take_numbers(operation, numbers):
             raise Coupled("uses the number of rows")
-        counted = self._counted(operation, inputs)
+        follows = not numbers or rules.follows_numbers(operation, numbers)
+        counted = self._counted(operation, inputs) if follows else None
         if counted is not None:
             return counted
         if kind in _ADDS:
@@ -237,9 +238,12 @@ class Reader:
             return True
         pairs = list(zip(tensor.shape, twin.shape, strict=False))
         return tensor.shape.rank == twin.shape.rank and all(
-            None in pair or pair[0] == pair[1] or pair[0] * self.other_rows == pair[1] * self.rows
-            for pair in pairs
+            None in (mine, theirs) or theirs == self._length_there(mine) for mine, theirs in pairs
         )
+
+    def _length_there(self, length: int) -> int:
+        """Returns the length in the other trace of an axis that has this length here."""
+        return length if length % self.rows else length // self.rows * self.other_rows
 
     # ------------------------------------------------------------------ numbers made from shapes
     def _counted(self, operation: Any, inputs: Sequence[TensorState]) -> list[TensorState] | None:
@@ -275,7 +279,11 @@ class Reader:
             many &= np.mod(value, self.rows) == 0
             if not many.any():
                 return EQUAL if value.any() else ZEROS
-            return TensorState(WHOLE, Fraction(1)) if value.ndim == 0 else COUNT
+            if value.ndim == 0 and value % self.rows**2:
+                return TensorState(WHOLE, Fraction(1))
+            if value.dtype.kind == "f":
+                raise Coupled("is a number made from the number of rows")
+            return COUNT
         if value.shape != other.shape:
             if any(d % self.rows == 0 and d for d in value.shape):
                 return self._repeated(value)
@@ -309,7 +317,8 @@ class Reader:
             return None
         ratio = self.other_rows / self.rows
         twice = round(2 * math.log(float(other) / float(value)) / math.log(ratio))
-        exact = math.isclose(float(value) * ratio ** (twice / 2), float(other), rel_tol=2e-7)
+        tolerance = 1e-12 if value.dtype.kind in "iu" else 2e-7
+        exact = math.isclose(float(value) * ratio ** (twice / 2), float(other), rel_tol=tolerance)
         return Fraction(twice, 2) if exact and abs(twice) <= 8 else None
 
     def value(self, tensor: Any) -> Any:
@@ -421,7 +430,7 @@ class Reader:
         """Returns the state of `variable + sum over rows`, None for anything else."""
         for place in (0, 1) if operation.type != "Sub" else (0,):
             read, added = inputs[place], inputs[1 - place]
-            source = graphs.behind_copies(operation.inputs[place])
+            source = _behind_casts(operation.inputs[place])
             is_sum = added.kind == PARTIAL and not added.power
             is_sum |= added.kind == WHOLE and added.power == 1
             if is_sum and read == EQUAL and source.type == "ReadVariableOp":
@@ -446,15 +455,53 @@ def _kind_of_addend(value: TensorState) -> str:
     raise Coupled("adds to a variable what depends on rows")
 
 
+def _behind_casts(tensor: Any) -> Any:
+    """Returns the operation that made a tensor, or the one whose result it is without a loss."""
+    while tensor.op.type in ("Identity", "StopGradient") or (
+        tensor.op.type == "Cast" and rules.keeps_sums(tensor.op)
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
 def _by_rule(rule: rules.Rule, step: _RuleArguments) -> list[TensorState] | TensorState:
     """Applies a rule. Raises `Coupled` if it does not know of an input that depends on rows."""
+    operation = step.operation
+    lengths = rules.LENGTHS.get(operation.type, ())
+    shapes = (*lengths, *rules.ELEMENT_SHAPES.get(operation.type, ()))
+    for place, state in enumerate(step.states):
+        is_shape = place in shapes and _is_number(state)
+        if state.kind not in rules.TAKES[operation.type] and not is_shape:
+            raise Coupled(_OTHER_KINDS.get(state.kind, "takes no such input"))
+        if is_shape and place in lengths and not _are_known(operation.outputs):
+            raise Coupled("makes a tensor of an unknown shape from the number of rows")
     found = rule(step)
-    lengths = rules.LENGTHS.get(step.operation.type, ())
     for place, state in step.unread():
         is_equal = state.kind == HANDLE or (state.kind == WHOLE and not state.power)
-        if not (is_equal or (place in lengths and _is_number(state))):
+        if not (is_equal or (place in shapes and _is_number(state))):
             raise Coupled("takes more than its data from rows, or from their number")
+    if rule in rules.BROADCASTING:
+        _check_broadcast(operation, step.states)
     return found
+
+
+def _check_broadcast(operation: Any, states: Sequence[TensorState]) -> None:
+    """Refuses a whole value that may be as long as the batch by chance, beside its rows."""
+    shapes = [tensor.shape for tensor in operation.inputs]
+    along = [
+        state.axis - shape.rank
+        for state, shape in zip(states, shapes, strict=True)
+        if state.is_rows and shape.rank is not None
+    ]
+    for state, shape in zip(states, shapes, strict=True):
+        if along and not state.is_rows:
+            axis = -1 if shape.rank is None else shape.rank + along[0]
+            if shape.rank is None or (axis >= 0 and shape[axis] is None):
+                raise Coupled("combines rows with a tensor of unknown length")
+
+
+def _are_known(tensors: Iterable[Any]) -> bool:
+    return all(tensor.shape.is_fully_defined() for tensor in tensors)
 
 
 def _is_number(state: TensorState) -> bool:
@@ -506,13 +553,10 @@ class _RuleArguments:
 
     def __init__(self, reader: Reader, operation: Any, inputs: list[TensorState]) -> None:
         self._reader, self.operation = reader, operation
+        self.states = inputs
         self._noted = _NotedStates(inputs)
         self.inputs: Sequence[TensorState] = self._noted
-        self.rows, self.any_number = reader.rows, reader.any_number
-
-    def varies(self, place: int) -> Any:
-        value = self.value(place)
-        return self._reader.varies(self.operation.inputs[place], value)
+        self.rows = reader.rows
 
     def ignores(self, place: int) -> None:
         self._noted.read.add(place)
@@ -523,11 +567,19 @@ class _RuleArguments:
             yield place, self.inputs[place]
 
     def value(self, place: int) -> Any:
+        value, varies = self.value_by_rows(place)
+        if varies.any():
+            raise Coupled("works along axes that depend on the number of rows")
+        return value
+
+    def value_by_rows(self, place: int) -> tuple[Any, Any]:
         self._noted.read.add(place)
-        found = self._reader.value(self.operation.inputs[place])
+        tensor = self.operation.inputs[place]
+        found = self._reader.value(tensor)
         if found is None:
             raise Coupled("works along axes that are not constant")
-        return np.ravel(found)
+        value = np.ravel(found)
+        return value, self._reader.varies(tensor, value)
 
     def shape(self, place: int) -> list[int | None]:
         return _known(self.operation.inputs[place])

@@ -18,11 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from nanotf.region.proof.states import (
+    CHANGED,
     COUNT,
     COUNTED,
     EMPTY,
     EQUAL,
+    HANDLE,
     LIST,
+    NOTHING,
     PARTIAL,
     ROWS,
     WHOLE,
@@ -40,18 +43,24 @@ class RuleArguments(Protocol):
 
     It notes of which inputs the rule has read the state or the value. Each other input must be
     equal on all workers, or be the shape of a result: what a rule does not name cannot have rows.
+    An input of another kind than the rule takes has made the operation unknown before.
     """
 
     operation: Any
     inputs: Sequence[TensorState]
     rows: int  # the number of rows of the batch
-    any_number: bool  # see `graph_reader.Reader`
 
     def value(self, place: int) -> Any:
-        """Returns an input's value as an array. Raises `Coupled` if it is not constant."""
+        """Returns an input's value as an array.
 
-    def varies(self, place: int) -> Any:
-        """Returns for each element of `value` whether it depends on the number of rows."""
+        Raises `Coupled` if it is not constant, or depends on the number of rows.
+        """
+
+    def value_by_rows(self, place: int) -> tuple[Any, Any]:
+        """Returns an input's value, and for each element whether the number of rows changes it.
+
+        Raises `Coupled` if it is not constant.
+        """
 
     def shape(self, place: int) -> list[int | None]:
         """Returns an input's shape. Raises `Coupled` if its rank is unknown."""
@@ -65,21 +74,23 @@ class RuleArguments(Protocol):
 
 Rule = Callable[[RuleArguments], "TensorState | list[TensorState]"]
 RULES: dict[str, Rule] = {}
+# The kinds of states that the inputs of an operation may have. Whatever else an input is, the
+# operation's results are unknown.
+TAKES: dict[str, frozenset[str]] = {}
+_DATA = (WHOLE, ROWS, PARTIAL, NOTHING)
 
 
-def _rule(names: str) -> Callable[[Rule], Rule]:
+def _rule(names: str, *more: str) -> Callable[[Rule], Rule]:
+    """Registers the rule of operations, with kinds that they take besides `_DATA`."""
+
     def register(rule: Rule) -> Rule:
         for name in names.split():
             assert name not in RULES, name
             RULES[name] = rule
+            TAKES[name] = frozenset((*_DATA, *more))
         return rule
 
     return register
-
-
-def _data(step: RuleArguments) -> list[TensorState]:
-    """Returns the states of the inputs that are neither shapes, axes nor handles."""
-    return [state for state in step.inputs if state.kind not in (COUNTED, "handle")]
 
 
 def _attribute(step: RuleArguments, name: str) -> Any:
@@ -87,41 +98,81 @@ def _attribute(step: RuleArguments, name: str) -> Any:
 
 
 # Inputs that are shapes or lengths of the results, and nothing else: what the results' own shapes
-# show may be made from the number of rows.
+# show may be made from the number of rows. So these must be known.
 LENGTHS = {
     "AvgPool3DGrad": (0,), "AvgPoolGrad": (0,), "BroadcastTo": (1,), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,),
     "Conv3DBackpropFilterV2": (1,), "Conv3DBackpropInputV2": (0,),
     "DepthwiseConv2dNativeBackpropFilter": (1,), "DepthwiseConv2dNativeBackpropInput": (0,),
-    "EmptyTensorList": (0, 1), "Fill": (0,), "Reshape": (1,), "ScatterNd": (2,),
-    "StridedSliceGrad": (0,), "TensorListFromTensor": (1,), "TensorListGather": (2,),
-    "TensorListGetItem": (2,), "TensorListPopBack": (1,), "TensorListReserve": (0, 1),
-    "TensorListResize": (1,), "TensorListScatter": (2,), "TensorListScatterV2": (2, 3),
-    "TensorListStack": (1,), "UnsortedSegmentSum": (2,),
+    "Fill": (0,), "Reshape": (1,), "ScatterNd": (2,), "StridedSliceGrad": (0,), "UnsortedSegmentSum": (2,),
+}  # fmt: skip
+# Inputs that describe the elements of a list, whose states are known. The number of elements is
+# equal on all workers.
+ELEMENT_SHAPES = {
+    "EmptyTensorList": (0,), "TensorListFromTensor": (1,), "TensorListGather": (2,), "TensorListGetItem": (2,),
+    "TensorListPopBack": (1,), "TensorListReserve": (0,), "TensorListScatter": (2,), "TensorListScatterV2": (2,),
+    "TensorListStack": (1,),
 }  # fmt: skip
 # Operations that may take the number of rows, or a shape with it, whatever the number is: they
-# choose elements of shapes, compute sums and products, or make a tensor of a shape. Two polynomials
-# that agree for two large primes are one. `Minimum` and comparisons are none of them.
-OF_NUMBERS = {
-    "Add", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "EmptyTensorList", "ExpandDims", "Fill",
-    "Gather", "GatherV2", "Identity", "IdentityN", "Mul", "Neg", "OnesLike", "Pack", "Prod",
-    "Range", "RealDiv", "Reshape", "Shape", "ShapeN", "Size", "Slice", "Split", "SplitV", "Squeeze",
-    "StridedSlice", "Sub", "TensorListFromTensor", "TensorListGather", "TensorListGetItem",
-    "TensorListReserve", "TensorListResize", "TensorListSetItem", "TensorListStack", "Tile",
-    "Transpose", "Unpack", "ZerosLike",
+# compute sums and products, or copy. Two polynomials that agree for two large primes are one.
+# `Minimum` and comparisons are none of them: code may tell a small number from the two large ones
+# by them. `BroadcastGradientArgs` names the axes to sum over: more of them for one row, but such
+# have the length 1.
+_OF_NUMBERS = {
+    "Add", "AddN", "AddV2", "BroadcastGradientArgs", "CheckNumerics", "ConcatOffset", "ConcatV2", "DivNoNan", "EnsureShape", "Identity",
+    "IdentityN", "Mul", "MulNoNan", "Neg", "OnesLike", "OptionalFromValue", "Pack", "PreventGradient", "RealDiv",
+    "Shape", "ShapeN", "Size", "Snapshot", "Square", "StopGradient", "Sub", "TensorListFromTensor",
+    "TensorListPushBack", "TensorListSetItem", "ZerosLike",
+}  # fmt: skip
+# Operations that do so with one of their inputs, and choose or repeat its elements by the others.
+_OF_ELEMENTS = {
+    "BroadcastTo": 0, "ExpandDims": 0, "Fill": 1, "Gather": 0, "GatherV2": 0, "Prod": 0, "Reshape": 0, "Slice": 0,
+    "Split": 1, "SplitV": 0, "Squeeze": 0, "StridedSlice": 0, "Sum": 0, "Tile": 0, "Transpose": 0, "Unpack": 0,
+}  # fmt: skip
+# Inputs by which a rule sees that all rows are taken, or how often something is repeated; the
+# limit of a range, whose numbers stay unknown.
+_SEEN_BY_RULES = {
+    "Range": (0, 1), "Slice": (2,), "StridedSlice": (1, 2), "StridedSliceGrad": (1, 2), "Tile": (1,),
 }  # fmt: skip
 
 
-def keeps_numbers(kind: str, operation: Any) -> bool:
-    """Returns True if an operation of `OF_NUMBERS` gives each number of rows a number of its own.
+def follows_numbers(operation: Any, places: Sequence[int]) -> bool:
+    """Returns True if a result follows one polynomial for any number of rows.
 
     A cast to bool, to fewer bits or to whole numbers gives the same to several of them.
+
+    Args:
+        places: of the inputs that are made from the number of rows.
     """
-    if kind != "Cast":
-        return kind in OF_NUMBERS
+    kind = operation.type
+    if kind == "Cast":
+        return keeps_sums(operation)
+    data = _OF_ELEMENTS.get(kind)
+    return kind in _OF_NUMBERS or all(place == data for place in places)
+
+
+def may_take_numbers(operation: Any, places: Sequence[int]) -> bool:
+    """Returns True if an operation's rule knows what the number of rows does to its results."""
+    kind = operation.type
+    seen = {*LENGTHS.get(kind, ()), *ELEMENT_SHAPES.get(kind, ()), *_SEEN_BY_RULES.get(kind, ())}
+    return follows_numbers(operation, [place for place in places if place not in seen])
+
+
+def keeps_sums(operation: Any) -> bool:
+    """Returns True for a cast of a sum that is the sum of the casts."""
     source, result = operation.inputs[0].dtype, operation.outputs[0].dtype
-    if result.is_floating:
+    if result.is_floating or result.is_complex:
         return bool(result.size >= 4)
-    return bool(source.is_integer and result.is_integer and result.size >= source.size)
+    return bool(
+        source.is_integer
+        and result.is_integer
+        and np.can_cast(source.as_numpy_dtype, result.as_numpy_dtype)
+    )
+
+
+def _is_real(step: RuleArguments) -> bool:
+    """Returns False for whole numbers, whose quotients are rounded."""
+    dtype = step.operation.outputs[0].dtype
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 # ------------------------------------------------------------------------------- element by element
@@ -132,49 +183,59 @@ def keeps_numbers(kind: str, operation: Any) -> bool:
     "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel "
     "Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac IgammaGradA Invert "
     "IsFinite IsInf IsNan LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr "
-    "LookupTableFindV2 Maximum Minimum Mod Ndtri NextAfter NotEqual OneHot OnesLike Polygamma Pow "
+    "Maximum Minimum Mod Ndtri NextAfter NotEqual OneHot OnesLike Polygamma Pow "
     "RGBToHSV HSVToRGB RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence StaticRegexFullMatch StaticRegexReplace StringJoin StringLength StringLower "
     "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
     "StringUpper Substr Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"
 )
 def _each(step: RuleArguments) -> TensorState:
-    return plain(_data(step))
+    return plain(step.inputs)
+
+
+@_rule("LookupTableFindV2", HANDLE)
+def _find(step: RuleArguments) -> TensorState:
+    return plain(step.inputs[1:])
 
 
 @_rule("QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4")
 def _quantize(step: RuleArguments) -> TensorState:
-    state = plain(_data(step))
+    state = plain(step.inputs)
     if state.is_rows and not _attribute(step, "range_given"):
         raise Coupled("quantizes rows by the range of all")
     return state
 
 
 @_rule(
-    "Conj Identity Imag LeakyRelu Neg PreventGradient Real Snapshot StopGradient CheckNumerics "
-    "EnsureShape DebugIdentityV2 DebugIdentityV3 OptimizationBarrier"
+    "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity OptimizationBarrier "
+    "PreventGradient Snapshot StopGradient",
+    *(CHANGED, COUNTED, HANDLE, LIST),
 )
 def _same(step: RuleArguments) -> TensorState:
-    # LeakyRelu is linear by a factor that depends on the sign.
-    state = step.inputs[0]
-    return plain([state]) if step.operation.type == "LeakyRelu" else state
+    return step.inputs[0]
 
 
-@_rule("IdentityN")
+@_rule("IdentityN", CHANGED, COUNTED, HANDLE, LIST)
 def _same_each(step: RuleArguments) -> list[TensorState]:
     return list(step.inputs)
 
 
-@_rule("Cast")
+@_rule("Conj Imag Neg Real", COUNTED)
+def _linear(step: RuleArguments) -> TensorState:
+    return step.inputs[0]
+
+
+@_rule("LeakyRelu")
+def _leaky(step: RuleArguments) -> TensorState:
+    return plain(step.inputs)  # linear by a factor that depends on the sign
+
+
+@_rule("Cast", CHANGED, COUNTED)
 def _cast(step: RuleArguments) -> TensorState:
-    to_float = (
-        step.operation.outputs[0].dtype.is_floating or step.operation.outputs[0].dtype.is_complex
-    )
-    narrows = step.operation.inputs[0].dtype.is_floating and not to_float
-    return plain(step.inputs) if narrows and step.inputs[0].kind != COUNTED else step.inputs[0]
+    return step.inputs[0] if keeps_sums(step.operation) else plain(step.inputs)
 
 
-@_rule("ZerosLike")
+@_rule("ZerosLike", COUNTED, LIST)
 def _zeros(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.kind == LIST:
@@ -184,9 +245,9 @@ def _zeros(step: RuleArguments) -> TensorState:
     return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)
 
 
-@_rule("Add AddN AddV2 Sub BiasAdd")
+@_rule("Add AddN AddV2 Sub BiasAdd", COUNTED, LIST)
 def _add(step: RuleArguments) -> TensorState:
-    return total(_data(step) if COUNTED not in [s.kind for s in step.inputs] else step.inputs)
+    return total(step.inputs)
 
 
 @_rule("Select SelectV2")
@@ -204,12 +265,14 @@ def _mul(step: RuleArguments) -> TensorState:
 
 @_rule("Div DivNoNan RealDiv")
 def _div(step: RuleArguments) -> TensorState:
+    if not _is_real(step):
+        return plain(step.inputs)
     return product(step.inputs[0], step.inputs[1], sign=-1)
 
 
 @_rule("Square SquaredDifference Sqrt Rsqrt Inv Reciprocal")
 def _powers(step: RuleArguments) -> TensorState:
-    state = total(step.inputs)
+    state = total(step.inputs if _is_real(step) else [plain(step.inputs)])
     factor = {
         "Sqrt": Fraction(1, 2),
         "Rsqrt": Fraction(-1, 2),
@@ -232,6 +295,8 @@ _GRADIENTS = {  # gradients of element-wise functions, linear in the input at th
 @_rule(" ".join(_GRADIENTS))
 def _gradient(step: RuleArguments) -> TensorState:
     place = _GRADIENTS[step.operation.type]
+    if len({state.axis for state in step.inputs if state.is_rows}) > 1:
+        raise Coupled("combines rows along different axes")
     return product(plain([step.inputs[1 - place]]), step.inputs[place])
 
 
@@ -241,6 +306,10 @@ def _gradient(step: RuleArguments) -> TensorState:
 def _gradient_with_limits(step: RuleArguments) -> list[TensorState]:
     of_input = product(plain(step.inputs[1:]), step.inputs[0])
     return [of_input] + [_summed(of_input)] * (len(step.operation.outputs) - 1)
+
+
+# Rules of operations that repeat an input along the axes of another.
+BROADCASTING = (_each, _add, _select, _mul, _div, _powers)
 
 
 # --------------------------------------------------------------------------------------- along axes
@@ -259,7 +328,7 @@ def _crosses(step: RuleArguments, axes: Any, place: int = 0) -> bool:
     return state.is_rows and state.axis in _normalized(axes, len(step.shape(place)))
 
 
-@_rule("Sum")
+@_rule("Sum", COUNTED)
 def _sum(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     return (
@@ -271,7 +340,9 @@ def _sum(step: RuleArguments) -> TensorState:
 
 @_rule("Mean")
 def _mean(step: RuleArguments) -> TensorState:
-    state = step.inputs[0]
+    state = step.inputs[0] if _is_real(step) else plain(step.inputs[:1])
+    if state.is_rows and not _is_real(step) and _crosses(step, step.value(1)):
+        raise Coupled("rounds a mean over rows")
     if state.is_rows and _crosses(step, step.value(1)):
         return TensorState(PARTIAL, add_powers(state.power, Fraction(-1)))
     return state
@@ -391,7 +462,7 @@ def _contract(step: RuleArguments) -> TensorState:
 
 
 @_rule(
-    "Conv1D Conv2D Conv3D Conv DepthwiseConv2dNative Dilation2D Conv2DTranspose Conv2DBackpropInput "
+    "Conv1D Conv2D Conv3D Conv DepthwiseConv2dNative Conv2DTranspose Conv2DBackpropInput "
     "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
 def _convolve(step: RuleArguments) -> TensorState:
@@ -406,14 +477,23 @@ def _convolve(step: RuleArguments) -> TensorState:
 
 @_rule("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
 def _filter_gradient(step: RuleArguments) -> TensorState:
+    if any(state.is_rows and state.axis for state in (step.inputs[0], step.inputs[2])):
+        raise Coupled("works along the rows")
     return _summed(product(step.inputs[0], step.inputs[2]))
+
+
+@_rule("Dilation2D")
+def _dilate(step: RuleArguments) -> TensorState:
+    if step.inputs[1].is_rows or (step.inputs[0].is_rows and step.inputs[0].axis):
+        raise Coupled("has filters made from rows, or rows along another axis than the first")
+    return plain(step.inputs)
 
 
 _IMAGES = {  # operations on each image of a batch, with the places of inputs that are images
     "AvgPool": (0,), "AvgPool3D": (0,), "AvgPool3DGrad": (1,), "AvgPoolGrad": (1,),
     "AdjustContrastv2": (0,), "AdjustHue": (0,), "AdjustSaturation": (0,),
     "DepthToSpace": (0,), "ExtractImagePatches": (0,), "ExtractVolumePatches": (0,),
-    "ImageProjectiveTransformV2": (0, 1), "ImageProjectiveTransformV3": (0, 1),
+    "ImageProjectiveTransformV2": (1, 0), "ImageProjectiveTransformV3": (1, 0),
     "LRN": (0,), "LRNGrad": (0, 1, 2), "MaxPool": (0,), "MaxPool3D": (0,),
     "MaxPool3DGrad": (0, 1, 2), "MaxPool3DGradGrad": (0, 1, 2), "MaxPoolGrad": (0, 1, 2),
     "MaxPoolGradGrad": (0, 1, 2), "MaxPoolGradGradV2": (0, 1, 2), "MaxPoolGradV2": (0, 1, 2), "MaxPoolV2": (0,),
@@ -451,7 +531,7 @@ def _images(step: RuleArguments) -> TensorState:
     images = [step.inputs[place] for place in places]
     if step.operation.type in _NOT_LINEAR:
         return plain(images)
-    # In gradients of pools, the last image is the upstream gradient; the result is linear in it.
+    # The result is linear in the last image: in gradients of pools, the upstream gradient.
     found = images[-1]
     for state in images[:-1]:
         found = product(plain([state]), found)
@@ -497,18 +577,18 @@ def _normalize_gradient(step: RuleArguments) -> list[TensorState]:
 
 
 # -------------------------------------------------------------------------------------------- shapes
-@_rule("Shape ShapeN Size")
+@_rule("Shape ShapeN Size", CHANGED, COUNTED, HANDLE, LIST)
 def _shape(step: RuleArguments) -> list[TensorState]:
-    return [COUNT if state.is_rows or state.kind == LIST else EQUAL for state in step.inputs]
+    return [EQUAL if state.kind in (WHOLE, PARTIAL) else COUNT for state in step.inputs]
 
 
-@_rule("Rank")
+@_rule("Rank", CHANGED, COUNTED, HANDLE, LIST)
 def _rank(step: RuleArguments) -> TensorState:
     step.ignores(0)
     return EQUAL
 
 
-@_rule("Fill BroadcastTo")
+@_rule("Fill BroadcastTo", COUNTED)
 def _broadcast(step: RuleArguments) -> TensorState:
     state = step.inputs[1 if step.operation.type == "Fill" else 0]
     if state.is_rows or state.kind == PARTIAL:
@@ -517,32 +597,44 @@ def _broadcast(step: RuleArguments) -> TensorState:
     return TensorState(ROWS, state.power, each=0) if has_rows and state.kind == WHOLE else state
 
 
-@_rule("Tile")
+@_rule("Range", COUNTED)
+def _range(step: RuleArguments) -> TensorState:
+    states = list(step.inputs)
+    if all(map(_is_equal, states)):
+        return EQUAL
+    length = step.out_shape()[0]
+    if _is_real(step) or not length or length % step.rows:
+        # Such as a range in steps of 5000, which has one number for few rows.
+        raise Coupled("makes a range that is not as long as the rows")
+    return COUNT
+
+
+@_rule("Tile", COUNTED)
 def _tile(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if state.is_rows and step.value(1)[state.axis] != 1:
         raise Coupled("repeats the rows")
     if state.kind == WHOLE:
-        repeats = [int(n) for n in step.value(1)]
+        repeats = [int(n) for n in step.value_by_rows(1)[0]]  # the result's shape shows them
         if any(n % step.rows == 0 for n in repeats):
             return TensorState(ROWS, state.power, each=0)
     return state
 
 
-@_rule("ExpandDims Transpose ConjugateTranspose")
+@_rule("ExpandDims Transpose ConjugateTranspose", COUNTED)
 def _move(step: RuleArguments) -> TensorState:
     return step.inputs[0]
 
 
-@_rule("Squeeze")
+@_rule("Squeeze", COUNTED)
 def _squeeze(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
-    if step.any_number and state.is_rows and not _attribute(step, "squeeze_dims"):
+    if state.is_rows and not _attribute(step, "squeeze_dims"):
         raise Coupled("removes the axis of the rows if there is one row")
     return state
 
 
-@_rule("Reshape")
+@_rule("Reshape", COUNTED)
 def _reshape(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
     if not state.is_rows:
@@ -567,12 +659,12 @@ def _reshape(step: RuleArguments) -> TensorState:
     raise Coupled("reshapes the rows into others")
 
 
-@_rule("Pack")
+@_rule("Pack", COUNTED)
 def _pack(step: RuleArguments) -> TensorState:
     return total(step.inputs)
 
 
-@_rule("Unpack Split SplitV")
+@_rule("Unpack Split SplitV", COUNTED)
 def _split(step: RuleArguments) -> list[TensorState]:
     place = 1 if step.operation.type == "Split" else 0
     axis = (
@@ -585,7 +677,7 @@ def _split(step: RuleArguments) -> list[TensorState]:
     return [step.inputs[place]] * len(step.operation.outputs)
 
 
-@_rule("ConcatV2")
+@_rule("ConcatV2", COUNTED)
 def _concat(step: RuleArguments) -> TensorState:
     last = len(step.inputs) - 1
     axis = step.value(last)
@@ -631,12 +723,12 @@ def _check_slice(step: RuleArguments, axis: int, rank: int, length: int) -> None
         is_open = entry is None or _attribute(step, name) >> entry & 1
         if is_open and _is_equal(step.inputs[place]):
             continue
-        varies = step.varies(place)
+        value, varies = step.value_by_rows(place)
         if not is_open:
             is_all = (
-                varies[entry] and step.value(place)[entry] == length
+                varies[entry] and value[entry] == length
                 if name == "end_mask"
-                else step.value(place)[entry] == 0
+                else value[entry] == 0
             )
             if not is_all:
                 raise Coupled("takes some of the rows")
@@ -645,7 +737,7 @@ def _check_slice(step: RuleArguments, axis: int, rank: int, length: int) -> None
             raise Coupled("takes a part that depends on the number of rows")
 
 
-@_rule("StridedSlice Slice Pad PadV2 MirrorPad MirrorPadGrad")
+@_rule("StridedSlice Slice Pad PadV2 MirrorPad MirrorPadGrad", COUNTED)
 def _slice(step: RuleArguments) -> TensorState:
     state, kind = step.inputs[0], step.operation.type
     padding = step.inputs[2] if kind == "PadV2" else None  # of a sum, workers would add it each
@@ -660,14 +752,14 @@ def _slice(step: RuleArguments) -> TensorState:
     if kind == "StridedSlice":
         _check_slice(step, state.axis, len(step.shape(0)), step.rows * state.each)
     if kind == "Slice" and not _is_equal(step.inputs[2]):
-        varies = step.varies(2)
+        _, varies = step.value_by_rows(2)
         varies[state.axis] = False
         if varies.any():
             raise Coupled("takes a part that depends on the number of rows")
     return state
 
 
-@_rule("StridedSliceGrad")
+@_rule("StridedSliceGrad", COUNTED)
 def _slice_gradient(step: RuleArguments) -> TensorState:
     state = step.inputs[4]
     if state.is_rows and (step.rows * state.each not in step.out_shape() or min(step.value(3)) < 0):
@@ -681,12 +773,16 @@ def _slice_gradient(step: RuleArguments) -> TensorState:
 @_rule("SpaceToBatchND BatchToSpaceND")
 def _blocks(step: RuleArguments) -> TensorState:
     state = step.inputs[0]
-    if state.is_rows and state.axis:
+    if not state.is_rows:
+        return state
+    if state.axis:
         raise Coupled("works along the rows")
-    # The places in a block come first, then the rows.
-    return TensorState(
-        state.kind, state.power, each=(step.out_shape()[0] or 0) // step.rows, strided=True
-    )
+    # The places in a block come first, then the rows, in the result and in the input that has them.
+    is_first = state.strided or state.each == 1
+    each = (step.out_shape()[0] or 0) // step.rows
+    if not is_first or not each:
+        raise Coupled("mixes several rows for each row of the batch")
+    return TensorState(ROWS, state.power, each=each, strided=True)
 
 
 @_rule("ReverseSequence")
@@ -729,7 +825,7 @@ def _scatter(step: RuleArguments) -> TensorState:
     kind = step.operation.type
     places = {"UnsortedSegmentSum": (1, 0), "ScatterNd": (0, 1)}.get(kind, (1, 2))
     indices, updates = (step.inputs[place] for place in places)
-    if updates.is_rows and indices.kind == WHOLE and kind != "ScatterNd":
+    if updates.is_rows and _is_equal(indices) and kind != "ScatterNd":
         beside = len(step.shape(places[0])) - (kind != "UnsortedSegmentSum")
         if updates.axis >= beside:  # each row is added to by itself
             return total([updates, *(step.inputs[:1] if kind.startswith("Tensor") else ())])
@@ -747,12 +843,12 @@ def _bincount(step: RuleArguments) -> TensorState:
     return state
 
 
-@_rule("ResourceGather")
+@_rule("ResourceGather", HANDLE)
 def _resource_gather(step: RuleArguments) -> TensorState:
     return plain(step.inputs[1:])
 
 
-@_rule("DataFormatVecPermute")
+@_rule("DataFormatVecPermute", COUNTED)
 def _permute(step: RuleArguments) -> TensorState:
     if step.inputs[0].is_rows:
         raise Coupled("works along the rows")
@@ -761,12 +857,12 @@ def _permute(step: RuleArguments) -> TensorState:
 
 # ---------------------------------------------------------------------------------------------- lists
 # A branch leaves values for its gradient, and nothing if the other branch was taken.
-@_rule("OptionalFromValue")
+@_rule("OptionalFromValue", COUNTED, LIST)
 def _optional(step: RuleArguments) -> TensorState:
     return TensorState(LIST, of=step.inputs[0])
 
 
-@_rule("OptionalGetValue")
+@_rule("OptionalGetValue", LIST)
 def _value_of_optional(step: RuleArguments) -> TensorState:
     found: TensorState = step.inputs[0].of
     return found
@@ -783,6 +879,8 @@ def _element(state: TensorState) -> TensorState:
         if state.axis == 0:
             raise Coupled("makes a list of the rows")
         return TensorState(ROWS, state.power, state.axis - 1, state.each, state.strided)
+    if state.kind == COUNTED:  # it may be as long as the batch, or as what its numbers say
+        raise Coupled("makes a list of numbers made from the number of rows")
     return state
 
 
@@ -794,28 +892,28 @@ def _elements_of(step: RuleArguments, place: int = 0) -> TensorState:
     return element
 
 
-@_rule("TensorListFromTensor")
+@_rule("TensorListFromTensor", COUNTED)
 def _list_of(step: RuleArguments) -> TensorState:
     return TensorState(LIST, of=_element(step.inputs[0]))
 
 
-@_rule("TensorListSetItem TensorListPushBack")
+@_rule("TensorListSetItem TensorListPushBack", COUNTED, LIST)
 def _put(step: RuleArguments) -> TensorState:
     item = step.inputs[2 if step.operation.type == "TensorListSetItem" else 1]
     return TensorState(LIST, of=total([_elements_of(step), item]))
 
 
-@_rule("TensorListGetItem")
+@_rule("TensorListGetItem", LIST)
 def _get(step: RuleArguments) -> TensorState:
     return _elements_of(step)
 
 
-@_rule("TensorListPopBack")
+@_rule("TensorListPopBack", LIST)
 def _pop(step: RuleArguments) -> list[TensorState]:
     return [step.inputs[0], _elements_of(step)]
 
 
-@_rule("TensorListStack TensorListGather")
+@_rule("TensorListStack TensorListGather", LIST)
 def _stack(step: RuleArguments) -> TensorState:
     element = _elements_of(step)
     if step.operation.type == "TensorListGather" and not _is_equal(step.inputs[1]):
@@ -823,31 +921,31 @@ def _stack(step: RuleArguments) -> TensorState:
     return element
 
 
-@_rule("TensorListScatterV2 TensorListScatter")
+@_rule("TensorListScatterV2 TensorListScatter", COUNTED)
 def _list_scatter(step: RuleArguments) -> TensorState:
     if not _is_equal(step.inputs[1]):
         raise Coupled("puts elements into a list by rows")
     return TensorState(LIST, of=_element(step.inputs[0]))
 
 
-@_rule("TensorListResize")
+@_rule("TensorListResize", LIST)
 def _resize(step: RuleArguments) -> TensorState:
     return step.inputs[0]
 
 
-@_rule("TensorListLength")
+@_rule("TensorListLength", LIST)
 def _length(step: RuleArguments) -> TensorState:
-    step.ignores(0)
+    step.ignores(0)  # no rule makes a list whose length depends on the number of rows
     return EQUAL
 
 
-@_rule("TensorListElementShape")
+@_rule("TensorListElementShape", LIST)
 def _element_shape(step: RuleArguments) -> TensorState:
     step.ignores(0)
     return COUNT
 
 
 # ------------------------------------------------------------------------------------------ variables
-@_rule("VarIsInitializedOp VariableShape")
+@_rule("VarIsInitializedOp VariableShape", HANDLE)
 def _of_variable(step: RuleArguments) -> TensorState:
     return EQUAL
