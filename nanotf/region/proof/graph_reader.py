@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import graphs
-from nanotf.region.proof import rules
+from nanotf.region.proof import row_numbers, rule_steps, rules
+from nanotf.region.proof.row_constants import RowConstants
 from nanotf.region.proof.states import (
     CHANGED,
     COUNT,
     COUNTED,
     EQUAL,
     HANDLE,
-    LIST,
-    NOTHING,
     PARTIAL,
     ROWS,
     UNKNOWN,
     WHOLE,
-    ZEROS,
     Coupled,
     Reason,
     TensorState,
@@ -35,11 +31,6 @@ _SMALL = 64  # elements of a value that is computed here
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _ADDS = ("Add", "AddV2", "Sub")
 _SUM, _MEAN = "sum", "mean"
-_OTHER_KINDS = {  # why an operation has no known result
-    COUNTED: "uses the number of rows",
-    CHANGED: "uses a variable after rows have changed it",
-    LIST: "uses a list that another operation made",
-}
 
 
 class Reader:
@@ -60,6 +51,7 @@ class Reader:
 
     def __init__(self, rows: int, twins: Mapping[int, Any], other_rows: int) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
+        self._constants = RowConstants(rows, other_rows)
         self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
@@ -178,10 +170,10 @@ class Reader:
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
-        numbers = [place for place, state in enumerate(inputs) if _is_number(state)]
-        if numbers and not rules.may_take_numbers(operation, numbers):
+        numbers = [place for place, state in enumerate(inputs) if rule_steps.is_number(state)]
+        if numbers and not row_numbers.may_take_numbers(operation, numbers):
             raise Coupled("uses the number of rows")
-        follows = not numbers or rules.follows_numbers(operation, numbers)
+        follows = not numbers or row_numbers.follows_numbers(operation, numbers)
         counted = self._counted(operation, inputs) if follows else None
         if counted is not None:
             return counted
@@ -193,7 +185,7 @@ class Reader:
         are_equal = all(state.kind in (WHOLE, HANDLE) and not state.power for state in inputs)
         try:
             if rule is not None:
-                return _by_rule(rule, _RuleArguments(self, operation, inputs))
+                return rule_steps.by_rule(rule, rule_steps.RuleStep(self, operation, inputs))
         except Coupled:
             if not are_equal:
                 raise
@@ -265,61 +257,8 @@ class Reader:
             other = None if twin is None else self.value(twin)
             if twin is not None and other is None:
                 return None
-            found.append(self._constant(value, other))
+            found.append(self._constants.state_of(value, other))
         return found
-
-    def _constant(self, value: Any, other: Any) -> TensorState:
-        if other is None:  # made for the gradient, where numbers of rows come from shapes alone
-            if value.dtype.kind not in "iuf" or not value.size:
-                return EQUAL
-            if any(d % self.rows == 0 and d for d in value.shape):
-                return self._repeated(value)
-            many = value != 0
-            many &= np.abs(value) < 2**62
-            many &= np.mod(value, self.rows) == 0
-            if not many.any():
-                return EQUAL if value.any() else ZEROS
-            if value.ndim == 0 and value % self.rows**2:
-                return TensorState(WHOLE, Fraction(1))
-            if value.dtype.kind == "f":
-                raise Coupled("is a number made from the number of rows")
-            return COUNT
-        if value.shape != other.shape:
-            if any(d % self.rows == 0 and d for d in value.shape):
-                return self._repeated(value)
-            raise Coupled("has a shape that depends on the number of rows")
-        if value.dtype.kind not in "iufc":
-            if not np.array_equal(value, other):
-                raise Coupled("depends on the number of rows")
-            return EQUAL
-        if np.array_equal(value, other, equal_nan=value.dtype.kind in "fc"):
-            return EQUAL if np.any(value) else ZEROS
-        power = self._power(value, other)
-        if power is not None:
-            return TensorState(WHOLE, power)
-        if value.dtype.kind in "iu":
-            return COUNT
-        raise Coupled("is a number made from the number of rows")
-
-    def _repeated(self, value: Any) -> TensorState:
-        axis = next(i for i, d in enumerate(value.shape) if d and d % self.rows == 0)
-        each = value.shape[axis] // self.rows
-        parts = np.split(value, self.rows, axis) if each > 1 else [np.take(value, [0], axis)]
-        if not (
-            value == (parts[0] if each == 1 else np.concatenate([parts[0]] * self.rows, axis))
-        ).all():
-            raise Coupled("depends on the place of a row in the batch")
-        return TensorState(ROWS, Fraction(0) if value.any() else None, axis, each)
-
-    def _power(self, value: Any, other: Any) -> Fraction | None:
-        """Returns the power of the number of rows that a scalar is proportional to, if any."""
-        if value.ndim or value.dtype.kind == "c" or float(value) * float(other) <= 0:
-            return None
-        ratio = self.other_rows / self.rows
-        twice = round(2 * math.log(float(other) / float(value)) / math.log(ratio))
-        tolerance = 1e-12 if value.dtype.kind in "iu" else 2e-7
-        exact = math.isclose(float(value) * ratio ** (twice / 2), float(other), rel_tol=tolerance)
-        return Fraction(twice, 2) if exact and abs(twice) <= 8 else None
 
     def value(self, tensor: Any) -> Any:
         """Returns a constant tensor's value as an array, None if it is not constant or is large."""
@@ -333,7 +272,7 @@ class Reader:
         """Returns for each element of a constant tensor whether it depends on the number of rows."""
         twin = self._twins.get(id(tensor))
         other = None if twin is None else self.value(twin)
-        if other is None:  # made for the gradient, see `_constant`
+        if other is None:  # made for the gradient, see `RowConstants`
             return (np.mod(value, self.rows) == 0) & (value != 0)
         if np.size(other) != np.size(value):
             raise Coupled("has a shape that depends on the number of rows")
@@ -458,55 +397,10 @@ def _kind_of_addend(value: TensorState) -> str:
 def _behind_casts(tensor: Any) -> Any:
     """Returns the operation that made a tensor, or the one whose result it is without a loss."""
     while tensor.op.type in ("Identity", "StopGradient") or (
-        tensor.op.type == "Cast" and rules.keeps_sums(tensor.op)
+        tensor.op.type == "Cast" and row_numbers.keeps_sums(tensor.op)
     ):
         tensor = tensor.op.inputs[0]
     return tensor.op
-
-
-def _by_rule(rule: rules.Rule, step: _RuleArguments) -> list[TensorState] | TensorState:
-    """Applies a rule. Raises `Coupled` if it does not know of an input that depends on rows."""
-    operation = step.operation
-    lengths = rules.LENGTHS.get(operation.type, ())
-    shapes = (*lengths, *rules.ELEMENT_SHAPES.get(operation.type, ()))
-    for place, state in enumerate(step.states):
-        is_shape = place in shapes and _is_number(state)
-        if state.kind not in rules.TAKES[operation.type] and not is_shape:
-            raise Coupled(_OTHER_KINDS.get(state.kind, "takes no such input"))
-        if is_shape and place in lengths and not _are_known(operation.outputs):
-            raise Coupled("makes a tensor of an unknown shape from the number of rows")
-    found = rule(step)
-    for place, state in step.unread():
-        is_equal = state.kind == HANDLE or (state.kind == WHOLE and not state.power)
-        if not (is_equal or (place in shapes and _is_number(state))):
-            raise Coupled("takes more than its data from rows, or from their number")
-    if rule in rules.BROADCASTING:
-        _check_broadcast(operation, step.states)
-    return found
-
-
-def _check_broadcast(operation: Any, states: Sequence[TensorState]) -> None:
-    """Refuses a whole value that may be as long as the batch by chance, beside its rows."""
-    shapes = [tensor.shape for tensor in operation.inputs]
-    along = [
-        state.axis - shape.rank
-        for state, shape in zip(states, shapes, strict=True)
-        if state.is_rows and shape.rank is not None
-    ]
-    for state, shape in zip(states, shapes, strict=True):
-        if along and not state.is_rows:
-            axis = -1 if shape.rank is None else shape.rank + along[0]
-            if shape.rank is None or (axis >= 0 and shape[axis] is None):
-                raise Coupled("combines rows with a tensor of unknown length")
-
-
-def _are_known(tensors: Iterable[Any]) -> bool:
-    return all(tensor.shape.is_fully_defined() for tensor in tensors)
-
-
-def _is_number(state: TensorState) -> bool:
-    """Returns True for numbers and shapes made from the number of rows."""
-    return state.kind == COUNTED or (state.kind == WHOLE and bool(state.power))
 
 
 def _with_axis(state: TensorState, pair: Sequence[TensorState]) -> TensorState:
@@ -524,82 +418,3 @@ def _exchanged(state: TensorState) -> TensorState:
     if state.kind == WHOLE and state.power in (0, 1, None):
         return EQUAL
     raise Coupled("exchanges what is no sum over rows")
-
-
-class _NotedStates(Sequence[TensorState]):
-    """States that note their places when they are read."""
-
-    def __init__(self, states: Sequence[TensorState]) -> None:
-        self._states = states
-        self.read: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    @overload
-    def __getitem__(self, place: int) -> TensorState: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[TensorState]: ...
-
-    def __getitem__(self, place: int | slice) -> TensorState | Sequence[TensorState]:
-        places = range(len(self._states))[place]
-        self.read.update([places] if isinstance(places, int) else places)
-        return self._states[place]
-
-
-class _RuleArguments:
-    """One operation; see `rules.RuleArguments`."""
-
-    def __init__(self, reader: Reader, operation: Any, inputs: list[TensorState]) -> None:
-        self._reader, self.operation = reader, operation
-        self.states = inputs
-        self._noted = _NotedStates(inputs)
-        self.inputs: Sequence[TensorState] = self._noted
-        self.rows = reader.rows
-
-    def ignores(self, place: int) -> None:
-        self._noted.read.add(place)
-
-    def unread(self) -> Iterator[tuple[int, TensorState]]:
-        """Yields the places and states of inputs that the rule has not read."""
-        for place in sorted(set(range(len(self.inputs))) - self._noted.read):
-            yield place, self.inputs[place]
-
-    def value(self, place: int) -> Any:
-        value, varies = self.value_by_rows(place)
-        if varies.any():
-            raise Coupled("works along axes that depend on the number of rows")
-        return value
-
-    def value_by_rows(self, place: int) -> tuple[Any, Any]:
-        self._noted.read.add(place)
-        tensor = self.operation.inputs[place]
-        found = self._reader.value(tensor)
-        if found is None:
-            raise Coupled("works along axes that are not constant")
-        value = np.ravel(found)
-        return value, self._reader.varies(tensor, value)
-
-    def shape(self, place: int) -> list[int | None]:
-        return _known(self.operation.inputs[place])
-
-    def out_shape(self, place: int = 0) -> list[int | None]:
-        return _known(self.operation.outputs[place])
-
-
-def _known(tensor: Any) -> list[int | None]:
-    if tensor.shape.rank is None:
-        raise Coupled("has an unknown number of axes")
-    return list(tensor.shape)
-
-
-def unknown_in(states: Iterable[TensorState]) -> Reason | None:
-    """Returns the reason of the first unknown state."""
-    for state in states:
-        if state.kind == UNKNOWN:
-            reason: Reason = state.of
-            return reason
-        if state.kind in (LIST, NOTHING):
-            break
-    return None

@@ -1,4 +1,4 @@
-"""What operations that a test draws may take: their attributes, and the ranks of their inputs."""
+"""Lists attributes of operations, and the ranks of their inputs, that a test draws from."""
 
 from __future__ import annotations
 
