@@ -27,7 +27,6 @@ class Centred(tf.keras.layers.Layer):  # type: ignore[misc]
         return self.scale * (x - tf.reduce_mean(x, axis=0))
 
 
-@pytest.mark.thorough  # `test_fit_says_that_a_layer_runs_undivided` is the quick case
 def test_layers_whose_rows_depend_on_each_other(
     float64: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,8 @@ def _images(step: RuleArguments) -> TensorState:
         ):
             raise Coupled("works along the rows")
     if step.operation.type in _LIKE_IMAGES:
+        if step.inputs[1].is_rows and step.inputs[1].axis:
+            raise Coupled("takes its shape from rows along another axis than the first")
         step.ignores(1)
     images = [step.inputs[place] for place in places]
     if step.operation.type in _NOT_LINEAR:

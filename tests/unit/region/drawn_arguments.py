@@ -125,7 +125,7 @@ RANKS: dict[str, tuple[int | None, ...]] = {
     "DepthwiseConv2dNativeBackpropInput": (1, 4, 4),
     "FakeQuantWithMinMaxVars": (_N, 0, 0),
     "FakeQuantWithMinMaxVarsGradient": (_N, _N, 0, 0),
-    "FakeQuantWithMinMaxVarsPerChannel": (_N, 1, 1),
+    "FakeQuantWithMinMaxVarsPerChannel": (2, 1, 1),
     "FakeQuantWithMinMaxVarsPerChannelGradient": (2, 2, 1, 1),
     "Fill": (1, 0),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), (4, 1, 1, 1, 1)),
