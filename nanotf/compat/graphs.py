@@ -273,13 +273,6 @@ def has_own_gradient(operation: Any) -> bool:
         return False
 
 
-def behind_copies(tensor: Any) -> Any:
-    """Returns the operation that made a tensor, or the one whose result is only copied to it."""
-    while tensor.op.type in ("Identity", "Cast", "StopGradient"):
-        tensor = tensor.op.inputs[0]
-    return tensor.op
-
-
 def line_of(operation: Any) -> tuple[str, int] | None:
     """Returns file and line of the innermost code of the user's that made an operation, if any.
 
@@ -338,13 +331,18 @@ def constant(tensor: Any, value_of: Callable[[Any], Any], limit: int) -> Any:
         return tf.make_ndarray(tf.make_tensor_proto(value, tensor.dtype))
     if not operation.inputs or has_effects(operation) or functions_of(operation):
         return None
+    if operation.type == "PlaceholderWithDefault":  # what runs the graph may give another value
+        return None
     size = tensor.shape.num_elements()
     if (size is not None and size > limit) or tensor.dtype in (tf.variant, tf.resource, tf.string):
         return None
     inputs = [value_of(each) for each in operation.inputs]
     if any(value is None for value in inputs):
         return None
-    result = _run(operation, inputs)[tensor.value_index]
+    try:
+        result = _run(operation, inputs)[tensor.value_index]
+    except tf.errors.OpError:  # it raises in the call, too, unless that runs another branch
+        return None
     return result if result.size <= limit else None
 
 

@@ -181,7 +181,7 @@ def _reason(
         leaves,
     )
     traced, again = trace(rows[0]), trace(rows[1])
-    reader = verdicts.read(traced, again, any_number=True)
+    reader = verdicts.read(traced, again)
     for operation in graphs.all_operations(traced.graph):
         if _does_more(operation):
             return f"{_named(operation)} does more than compute a result"

@@ -239,6 +239,14 @@ TOGETHER: dict[str, tuple[Any, Callable[..., Any], str]] = {
     "at most 64 rows": (
         TABLE, lambda _, x: x * tf.cast(tf.minimum(number_of(x), 64), tf.float32), "Minimum"
     ),
+    "range in large steps": (
+        TABLE,
+        lambda _, x: x * tf.cast(tf.size(tf.range(0, number_of(x), 5000)), tf.float32),
+        "Range",
+    ),
+    "hyperbolic tangent of the number": (
+        TABLE, lambda _, x: x * tf.tanh(tf.cast(number_of(x), tf.float32)), "Tanh"
+    ),
     "thousands of rows": (
         TABLE, lambda _, x: x + tf.cast(number_of(x) // 5000, tf.float32), "FloorDiv"
     ),

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import graphs
-from nanotf.region.proof import rules
+from nanotf.region.proof import row_numbers, rule_steps, rules
+from nanotf.region.proof.row_constants import RowConstants
 from nanotf.region.proof.states import (
     CHANGED,
     COUNT,
     COUNTED,
     EQUAL,
     HANDLE,
-    LIST,
-    NOTHING,
     PARTIAL,
     ROWS,
     UNKNOWN,
     WHOLE,
-    ZEROS,
     Coupled,
     Reason,
     TensorState,
@@ -45,8 +41,6 @@ class Reader:
         twins: by `id` of a tensor, the tensor in its place in another trace, with another
             number of rows. Empty for tensors that one trace alone has.
         other_rows: the number of rows of that other trace.
-        any_number: whether the states must hold for all numbers of rows: refuses operations by
-            which code may tell a small number from the two large ones, such as comparisons.
 
     Attributes:
         states: dict of `id` of a tensor to its `TensorState`.
@@ -55,11 +49,9 @@ class Reader:
             variable, "sum" or "mean" over workers.
     """
 
-    def __init__(
-        self, rows: int, twins: Mapping[int, Any], other_rows: int, any_number: bool = False
-    ) -> None:
+    def __init__(self, rows: int, twins: Mapping[int, Any], other_rows: int) -> None:
         self.rows, self.other_rows, self._twins = rows, other_rows, twins
-        self.any_number = any_number
+        self._constants = RowConstants(rows, other_rows)
         self.states: dict[int, TensorState] = {}
         self.kept: set[int] = set()  # ids of tensors whose states are given
         self.exchanged: set[int] = (
@@ -122,7 +114,7 @@ class Reader:
             if operation.type in graphs.RUN_PYTHON:
                 raise Coupled("runs Python code, which the graph does not show")
             if unknown is not None and self._is_clamped(operation):
-                return [EQUAL]
+                return [self._placed(operation, operation.outputs[0], EQUAL)]
             if unknown is not None and operation.type != "Assert":
                 self._note_effects(operation, unknown.of)
                 return [unknown] * count
@@ -178,10 +170,11 @@ class Reader:
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
         if kind == "ReadVariableOp":
             return EQUAL
-        counts = self.any_number and any(map(_is_number, inputs))
-        if counts and not rules.keeps_numbers(kind, operation):
+        numbers = [place for place, state in enumerate(inputs) if rule_steps.is_number(state)]
+        if numbers and not row_numbers.may_take_numbers(operation, numbers):
             raise Coupled("uses the number of rows")
-        counted = self._counted(operation, inputs)
+        follows = not numbers or row_numbers.follows_numbers(operation, numbers)
+        counted = self._counted(operation, inputs) if follows else None
         if counted is not None:
             return counted
         if kind in _ADDS:
@@ -192,7 +185,7 @@ class Reader:
         are_equal = all(state.kind in (WHOLE, HANDLE) and not state.power for state in inputs)
         try:
             if rule is not None:
-                return _by_rule(rule, _RuleArguments(self, operation, inputs))
+                return rule_steps.by_rule(rule, rule_steps.RuleStep(self, operation, inputs))
         except Coupled:
             if not are_equal:
                 raise
@@ -237,9 +230,12 @@ class Reader:
             return True
         pairs = list(zip(tensor.shape, twin.shape, strict=False))
         return tensor.shape.rank == twin.shape.rank and all(
-            None in pair or pair[0] == pair[1] or pair[0] * self.other_rows == pair[1] * self.rows
-            for pair in pairs
+            None in (mine, theirs) or theirs == self._length_there(mine) for mine, theirs in pairs
         )
+
+    def _length_there(self, length: int) -> int:
+        """Returns the length in the other trace of an axis that has this length here."""
+        return length if length % self.rows else length // self.rows * self.other_rows
 
     # ------------------------------------------------------------------ numbers made from shapes
     def _counted(self, operation: Any, inputs: Sequence[TensorState]) -> list[TensorState] | None:
@@ -261,56 +257,8 @@ class Reader:
             other = None if twin is None else self.value(twin)
             if twin is not None and other is None:
                 return None
-            found.append(self._constant(value, other))
+            found.append(self._constants.state_of(value, other))
         return found
-
-    def _constant(self, value: Any, other: Any) -> TensorState:
-        if other is None:  # made for the gradient, where numbers of rows come from shapes alone
-            if value.dtype.kind not in "iuf" or not value.size:
-                return EQUAL
-            if any(d % self.rows == 0 and d for d in value.shape):
-                return self._repeated(value)
-            many = value != 0
-            many &= np.abs(value) < 2**62
-            many &= np.mod(value, self.rows) == 0
-            if not many.any():
-                return EQUAL if value.any() else ZEROS
-            return TensorState(WHOLE, Fraction(1)) if value.ndim == 0 else COUNT
-        if value.shape != other.shape:
-            if any(d % self.rows == 0 and d for d in value.shape):
-                return self._repeated(value)
-            raise Coupled("has a shape that depends on the number of rows")
-        if value.dtype.kind not in "iufc":
-            if not np.array_equal(value, other):
-                raise Coupled("depends on the number of rows")
-            return EQUAL
-        if np.array_equal(value, other, equal_nan=value.dtype.kind in "fc"):
-            return EQUAL if np.any(value) else ZEROS
-        power = self._power(value, other)
-        if power is not None:
-            return TensorState(WHOLE, power)
-        if value.dtype.kind in "iu":
-            return COUNT
-        raise Coupled("is a number made from the number of rows")
-
-    def _repeated(self, value: Any) -> TensorState:
-        axis = next(i for i, d in enumerate(value.shape) if d and d % self.rows == 0)
-        each = value.shape[axis] // self.rows
-        parts = np.split(value, self.rows, axis) if each > 1 else [np.take(value, [0], axis)]
-        if not (
-            value == (parts[0] if each == 1 else np.concatenate([parts[0]] * self.rows, axis))
-        ).all():
-            raise Coupled("depends on the place of a row in the batch")
-        return TensorState(ROWS, Fraction(0) if value.any() else None, axis, each)
-
-    def _power(self, value: Any, other: Any) -> Fraction | None:
-        """Returns the power of the number of rows that a scalar is proportional to, if any."""
-        if value.ndim or value.dtype.kind == "c" or float(value) * float(other) <= 0:
-            return None
-        ratio = self.other_rows / self.rows
-        twice = round(2 * math.log(float(other) / float(value)) / math.log(ratio))
-        exact = math.isclose(float(value) * ratio ** (twice / 2), float(other), rel_tol=2e-7)
-        return Fraction(twice, 2) if exact and abs(twice) <= 8 else None
 
     def value(self, tensor: Any) -> Any:
         """Returns a constant tensor's value as an array, None if it is not constant or is large."""
@@ -324,7 +272,7 @@ class Reader:
         """Returns for each element of a constant tensor whether it depends on the number of rows."""
         twin = self._twins.get(id(tensor))
         other = None if twin is None else self.value(twin)
-        if other is None:  # made for the gradient, see `_constant`
+        if other is None:  # made for the gradient, see `RowConstants`
             return (np.mod(value, self.rows) == 0) & (value != 0)
         if np.size(other) != np.size(value):
             raise Coupled("has a shape that depends on the number of rows")
@@ -421,7 +369,7 @@ class Reader:
         """Returns the state of `variable + sum over rows`, None for anything else."""
         for place in (0, 1) if operation.type != "Sub" else (0,):
             read, added = inputs[place], inputs[1 - place]
-            source = graphs.behind_copies(operation.inputs[place])
+            source = _behind_casts(operation.inputs[place])
             is_sum = added.kind == PARTIAL and not added.power
             is_sum |= added.kind == WHOLE and added.power == 1
             if is_sum and read == EQUAL and source.type == "ReadVariableOp":
@@ -446,20 +394,13 @@ def _kind_of_addend(value: TensorState) -> str:
     raise Coupled("adds to a variable what depends on rows")
 
 
-def _by_rule(rule: rules.Rule, step: _RuleArguments) -> list[TensorState] | TensorState:
-    """Applies a rule. Raises `Coupled` if it does not know of an input that depends on rows."""
-    found = rule(step)
-    lengths = rules.LENGTHS.get(step.operation.type, ())
-    for place, state in step.unread():
-        is_equal = state.kind == HANDLE or (state.kind == WHOLE and not state.power)
-        if not (is_equal or (place in lengths and _is_number(state))):
-            raise Coupled("takes more than its data from rows, or from their number")
-    return found
-
-
-def _is_number(state: TensorState) -> bool:
-    """Returns True for numbers and shapes made from the number of rows."""
-    return state.kind == COUNTED or (state.kind == WHOLE and bool(state.power))
+def _behind_casts(tensor: Any) -> Any:
+    """Returns the operation that made a tensor, or the one whose result it is without a loss."""
+    while tensor.op.type in ("Identity", "StopGradient") or (
+        tensor.op.type == "Cast" and row_numbers.keeps_sums(tensor.op)
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor.op
 
 
 def _with_axis(state: TensorState, pair: Sequence[TensorState]) -> TensorState:
@@ -477,77 +418,3 @@ def _exchanged(state: TensorState) -> TensorState:
     if state.kind == WHOLE and state.power in (0, 1, None):
         return EQUAL
     raise Coupled("exchanges what is no sum over rows")
-
-
-class _NotedStates(Sequence[TensorState]):
-    """States that note their places when they are read."""
-
-    def __init__(self, states: Sequence[TensorState]) -> None:
-        self._states = states
-        self.read: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    @overload
-    def __getitem__(self, place: int) -> TensorState: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[TensorState]: ...
-
-    def __getitem__(self, place: int | slice) -> TensorState | Sequence[TensorState]:
-        places = range(len(self._states))[place]
-        self.read.update([places] if isinstance(places, int) else places)
-        return self._states[place]
-
-
-class _RuleArguments:
-    """One operation; see `rules.RuleArguments`."""
-
-    def __init__(self, reader: Reader, operation: Any, inputs: list[TensorState]) -> None:
-        self._reader, self.operation = reader, operation
-        self._noted = _NotedStates(inputs)
-        self.inputs: Sequence[TensorState] = self._noted
-        self.rows, self.any_number = reader.rows, reader.any_number
-
-    def varies(self, place: int) -> Any:
-        value = self.value(place)
-        return self._reader.varies(self.operation.inputs[place], value)
-
-    def ignores(self, place: int) -> None:
-        self._noted.read.add(place)
-
-    def unread(self) -> Iterator[tuple[int, TensorState]]:
-        """Yields the places and states of inputs that the rule has not read."""
-        for place in sorted(set(range(len(self.inputs))) - self._noted.read):
-            yield place, self.inputs[place]
-
-    def value(self, place: int) -> Any:
-        self._noted.read.add(place)
-        found = self._reader.value(self.operation.inputs[place])
-        if found is None:
-            raise Coupled("works along axes that are not constant")
-        return np.ravel(found)
-
-    def shape(self, place: int) -> list[int | None]:
-        return _known(self.operation.inputs[place])
-
-    def out_shape(self, place: int = 0) -> list[int | None]:
-        return _known(self.operation.outputs[place])
-
-
-def _known(tensor: Any) -> list[int | None]:
-    if tensor.shape.rank is None:
-        raise Coupled("has an unknown number of axes")
-    return list(tensor.shape)
-
-
-def unknown_in(states: Iterable[TensorState]) -> Reason | None:
-    """Returns the reason of the first unknown state."""
-    for state in states:
-        if state.kind == UNKNOWN:
-            reason: Reason = state.of
-            return reason
-        if state.kind in (LIST, NOTHING):
-            break
-    return None

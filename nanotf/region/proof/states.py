@@ -121,10 +121,12 @@ def _sum(one: TensorState, other: TensorState) -> TensorState:
             raise Coupled("keeps rows of different axes in one list")
         return TensorState(LIST, of=_sum(one.of, other.of))
     kinds = {one.kind, other.kind}
+    if kinds == {ROWS, PARTIAL}:
+        raise Coupled("combines rows with a sum or mean over rows")
     if one.power is None or other.power is None:  # zeros
         power = other.power if one.power is None else one.power
         if kinds == {WHOLE, PARTIAL}:
-            return TensorState(PARTIAL, power)
+            return (other if one.power is None else one).to(power)
     elif kinds == {WHOLE, PARTIAL}:
         whole, part = (one, other) if one.kind == WHOLE else (other, one)
         assert whole.power is not None and part.power is not None

@@ -266,20 +266,17 @@ def prove(
         return Verdict(f"its call cannot be traced: {text.rstrip('.')}")
 
 
-def read(
-    traced: traces.Trace, again: traces.Trace, any_number: bool = False
-) -> graph_reader.Reader:
+def read(traced: traces.Trace, again: traces.Trace) -> graph_reader.Reader:
     """Gives states to the tensors of a trace.
 
     Args:
         again: a trace of the same call with another number of rows.
-        any_number: see `graph_reader.Reader`.
 
     Raises:
         Coupled: They are not the same operations.
     """
     rows, other_rows = traced.tracing.rows, again.tracing.rows
-    readers = graph_reader.Reader(rows, traces.twins(traced, again), other_rows, any_number)
+    readers = graph_reader.Reader(rows, traces.twins(traced, again), other_rows)
     readers.exchanged = traced.tracing.exchanged
     readers.give(traced.tracing.states)
     readers.give(traces.handle_states(traced))
@@ -460,7 +457,7 @@ def _is_of_rows(readers: graph_reader.Reader, gradient: Any) -> bool:
     for state in (values, indices):
         if state.kind == UNKNOWN:
             raise Coupled("in its gradient, " + _told(state.of))
-    if values.is_rows and not values.power:
+    if values.is_rows and not values.power and indices.is_plain():
         return True
     if indices == EQUAL and values.kind == PARTIAL and not values.power:
         return False
