@@ -356,8 +356,9 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "shuffle": lambda _, x: x + tf.random.shuffle(x, seed=3),
     "generator": lambda layer, x: x + layer.generator.normal(tf.shape(x)),
 }  # fmt: skip
-# `shuffle` mixes the rows; the others draw their rows by operations without a rule.
-WHOLE_DRAWS = {"gamma", "poisson", "categorical", "shuffle"}
+# `shuffle` mixes the rows, and a generator counts the values that it has drawn; the others draw
+# their rows by operations without a rule.
+WHOLE_DRAWS = {"gamma", "poisson", "categorical", "shuffle", "generator"}
 
 
 @pytest.mark.parametrize("function", list(DRAWS))

@@ -175,7 +175,7 @@ def test_a_rank_that_returns_early(transport: str, rank: int) -> None:
                 break
             step(inputs, model, loss_object, optimizer)
 
-    rule = rf"rank {rank} has returned.*collective: all_"
+    rule = rf"rank {rank} has finished.*collective: all_"
     with pytest.raises(errors.CollectiveError, match=rule):
         train(*_arguments(), step)
     _works()
@@ -198,7 +198,7 @@ def test_a_rank_that_leaves_a_graph_early(transport: str) -> None:
         step(next(iter(data)), model, loss_object, optimizer)
         steps(data, tf.constant(1 + nanotf.rank()), model, loss_object, optimizer)
 
-    with pytest.raises(errors.CollectiveError, match=r"rank 0 has returned.*rank 1 waits.*all_"):
+    with pytest.raises(errors.CollectiveError, match=r"rank 0 has finished.*rank 1 waits.*all_"):
         train(*_arguments())
 
 

@@ -128,7 +128,9 @@ def test_a_failed_item_carries_the_results() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         nanotf.map(divide, [1, 2, 0, 4], 1)
     error: Any = caught.value
-    assert dict(error.results) == {0: 1.0, 1: 0.5}
+    found = dict(error.results)
+    found.pop(3, None)  # short items go to a worker together: it may have ended, too
+    assert found == {0: 1.0, 1: 0.5}
 
 
 def test_the_system_allows_no_further_process(monkeypatch: pytest.MonkeyPatch) -> None:

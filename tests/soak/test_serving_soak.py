@@ -41,7 +41,8 @@ def _assert_as_promised(outcome: Outcome) -> None:
     assert outcome.after.resident - outcome.before.resident < FRONT_GROWTH, outcome.text()
     # The connections of the moment vary.
     assert outcome.after.descriptors - outcome.before.descriptors < 16, outcome.text()
-    assert outcome.after.threads == outcome.before.threads, outcome.text()
+    # The front's pool for calls that wait has up to a handful of threads, once they are needed.
+    assert outcome.after.threads - outcome.before.threads < 6, outcome.text()
 
 
 def test_a_few_faults_of_a_server(tmp_path: pathlib.Path) -> None:
