@@ -13,6 +13,7 @@ from nanotf.sagemaker.serving.code_requirements import prepare
 from nanotf.sagemaker.serving.module_scopes import ModuleScopes
 
 
+@pytest.mark.thorough
 def test_packages_are_installed_for_the_model_alone(tmp_path: pathlib.Path) -> None:
     """numpy, which this environment has, is seen; the wheel beside the code is installed."""
     (tmp_path / "inference.py").write_text("import needed, numpy\n")

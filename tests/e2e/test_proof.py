@@ -21,6 +21,7 @@ L = tf.keras.layers
 pytestmark = pytest.mark.both_generations
 
 
+@pytest.mark.thorough
 def test_verdicts() -> None:
     """Every layer is decided as it is, with the operation and the line that couple rows."""
     script = pathlib.Path(coupled_layers.__file__)

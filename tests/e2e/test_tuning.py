@@ -645,6 +645,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert now[0] > 100.0
 
 
+@pytest.mark.thorough
 def test_a_stopped_trial_may_be_worth_more_time(
     monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
