@@ -13,6 +13,7 @@ import struct
 import sys
 
 _SHORT = 100_000  # ns, the shortest slice that Linux gives
+_USUAL = 0  # Linux's own choice
 # sched_setattr, sched_getattr: the C library has no functions for them.
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 # struct sched_attr: size, policy, flags, nice, priority, runtime (of SCHED_OTHER: the slice in ns),
@@ -33,6 +34,7 @@ def finish_slices() -> None:
     with contextlib.suppress(OSError):  # a sandbox may forbid it; steps then take longer
         if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user has chosen another policy
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            _set_slice(_USUAL)  # that of a process which runs soon is inherited by its forks
 
 
 def run_soon() -> None:
@@ -42,7 +44,13 @@ def run_soon() -> None:
     with a short slice runs before those that have long ones. Linux 6.12 and later; nothing happens
     before. Threads that start later inherit it.
     """
-    if sys.platform != "linux" or platform.machine() not in _CALLS:
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:  # as above
+        _set_slice(_SHORT)
+
+
+def _set_slice(nanoseconds: int) -> None:
+    """Sets this thread's slice, and leaves its policy and priority as they are."""
+    if platform.machine() not in _CALLS:
         return
     write, read = _CALLS[platform.machine()]
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
@@ -50,7 +58,5 @@ def run_soon() -> None:
     if call(read, 0, buffer, _ATTRIBUTES.size, 0) != 0:
         return  # a sandbox may forbid it; answers then take longer
     found = list(_ATTRIBUTES.unpack(buffer.raw))
-    if found[1] != os.SCHED_OTHER:  # the user has chosen another policy
-        return
-    found[_RUNTIME] = _SHORT
+    found[_RUNTIME] = nanoseconds
     call(write, 0, ctypes.create_string_buffer(_ATTRIBUTES.pack(*found)), 0)

@@ -43,6 +43,18 @@ def test_a_thread_asks_for_a_short_slice_and_keeps_the_rest() -> None:
     assert _slice() == before  # this thread's is as it was
 
 
+@pytest.mark.skipif(platform.machine() not in time_slices._CALLS, reason="another processor")
+def test_a_worker_of_what_runs_soon_has_usual_slices() -> None:
+    before, *_, policy, after = _in_thread(
+        _slice,
+        time_slices.run_soon,
+        time_slices.finish_slices,
+        lambda: os.sched_getscheduler(0),
+        _slice,
+    )
+    assert policy == os.SCHED_BATCH and after == before
+
+
 def test_another_policy_is_left_alone() -> None:
     policies = _in_thread(
         lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)),
