@@ -49,6 +49,7 @@ class Plan:
         models: tuple of str, keys of `MODELS`.
         engines: tuple of str.
         processes: int, workers.
+        cores: int or None, of each worker; None for an equal part of all.
         connections: int, clients.
         seconds: float, of a block.
         rounds: int.
@@ -57,6 +58,7 @@ class Plan:
     models: tuple[str, ...] = ("cnn8", "lstm")
     engines: tuple[str, ...] = ("tensorflow",)
     processes: int = 2
+    cores: int | None = None
     connections: int = 32
     seconds: float = 4.0
     rounds: int = 3
@@ -139,6 +141,8 @@ class Comparison:
             return BenchmarkedServer(label, command, "/predict", self._files, self._folder)
         engine, number = name.split()[1], str(self._plan.processes)
         command = ["nanotf", "serve", model, "--engine", engine, "-n", number, "--port", "0"]
+        if self._plan.cores is not None:  # clients and the front have the others for themselves
+            command += ["--cores-per-process", str(self._plan.cores)]
         command += ["--poll", "0", *words, "--ready-file"]
         path = f"/v1/models/{self._model}:predict"
         return BenchmarkedServer(label, command, path, self._files, self._folder)
@@ -216,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--models", default=",".join(Plan.models), help=f"of {', '.join(MODELS)}")
     add("--engines", help="default: all that are installed")
     add("--processes", type=int, default=Plan.processes, help="workers, default %(default)s")
+    add("--cores-per-process", type=int, help="default: an equal part of all for each worker")
     add("--connections", type=int, default=Plan.connections, help="clients, default %(default)s")
     add("--seconds", type=float, default=Plan.seconds, help="of a block, default %(default)g")
     add("--rounds", type=int, default=Plan.rounds, help="default %(default)s")
@@ -225,7 +230,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(models) - set(MODELS):
         parser.error(f"--models must be of {', '.join(MODELS)}. Received: {', '.join(unknown)}.")
     engines = tuple(given.engines.split(",")) if given.engines else installed_engines()
-    plan = Plan(models, engines, given.processes, given.connections, given.seconds, given.rounds)
+    plan = Plan(
+        models,
+        engines,
+        given.processes,
+        given.cores_per_process,
+        given.connections,
+        given.seconds,
+        given.rounds,
+    )
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -25,6 +25,8 @@ _LOST = (
     "The process that computed the answer died, and so did another one that was asked again. See "
     "the server's log."
 )
+# Looking through the whole line for each request that is refused would cost more than answering it.
+LOOK_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Dispatcher:
         self._busy: set[ServingWorker] = set()
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
+        self._looked = -math.inf  # when `drop_unwanted` looked through the line
 
     @property
     def is_idle(self) -> bool:
@@ -66,11 +69,13 @@ class Dispatcher:
         Raises:
             Refusal: There is too much to do.
         """
-        if self._objection(pending):
+        why = self._objection(pending)
+        if why and time.monotonic() >= self._looked + LOOK_SECONDS:
             self.drop_unwanted()  # clients may have left
-            if why := self._objection(pending):
-                self._counters.rejected(why)
-                raise Refusal(self._limits.overload_status, _BUSY)
+            why = self._objection(pending)
+        if why:
+            self._counters.rejected(why)
+            raise Refusal(self._limits.overload_status, _BUSY)
         self.line.add(pending)
         self._schedule()
 
@@ -194,7 +199,7 @@ class Dispatcher:
 
     def drop_unwanted(self) -> None:
         """Drops requests that wait, but whose client has left, or whose time is over."""
-        now = time.monotonic()
+        self._looked = now = time.monotonic()
         self.line.remove(lambda pending: pending.incoming.has_left)
         for pending in self.line.remove(lambda pending: now > pending.deadline):
             self._counters.rejected("deadline")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("httptools")
 
 from nanotf.serving.front.counters import Counters
-from nanotf.serving.front.dispatcher import Dispatcher, ServerLimits
+from nanotf.serving.front.dispatcher import LOOK_SECONDS, Dispatcher, ServerLimits
 from nanotf.serving.front.waiting_line import Pending
 from nanotf.serving.interface import Refusal, Request, Response
 from nanotf.serving.worker_messages import Loaded
@@ -256,8 +256,23 @@ def test_a_full_line_refuses_and_clients_that_left_make_room():
         assert refused.value.status == 429
         assert dispatcher.retry_after() >= 1
         waiting[3].incoming.has_left = True
+        await asyncio.sleep(LOOK_SECONDS)
         dispatcher.submit(requests.make(b"more"))
         assert dispatcher.line.count == 6
+
+    run(script)
+
+
+def test_a_refusal_does_not_look_through_the_whole_line():
+    async def script(dispatcher, requests, turn):
+        looked = []
+        for number in range(6):
+            dispatcher.submit(requests.make(b"%d" % number))
+        dispatcher.line.remove = lambda is_unwanted: looked.append(is_unwanted) or []
+        for _ in range(100):
+            with pytest.raises(Refusal):
+                dispatcher.submit(requests.make(b"more"))
+        assert len(looked) < 100
 
     run(script)
 
