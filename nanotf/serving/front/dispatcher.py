@@ -27,6 +27,9 @@ _LOST = (
 )
 # Looking through the whole line for each request that is refused would cost more than answering it.
 LOOK_SECONDS = 0.05
+# A turn of the loop reads what all clients have sent. With hundreds of clients that takes longer
+# than a batch; workers that have ended theirs meanwhile get the next before the turn ends.
+HEAR_SECONDS = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._looked = -math.inf  # when `drop_unwanted` looked through the line
+        self._heard = -math.inf  # when `_hear_workers` ended
 
     @property
     def is_idle(self) -> bool:
@@ -69,6 +73,7 @@ class Dispatcher:
         Raises:
             Refusal: There is too much to do.
         """
+        self._hear_workers()
         why = self._objection(pending)
         if why and time.monotonic() >= self._looked + LOOK_SECONDS:
             self.drop_unwanted()  # clients may have left
@@ -78,6 +83,18 @@ class Dispatcher:
             raise Refusal(self._limits.overload_status, _BUSY)
         self.line.add(pending)
         self._schedule()
+
+    def _hear_workers(self) -> None:
+        """Takes answers that have come, unless that was done a moment ago."""
+        if time.monotonic() < self._heard + HEAR_SECONDS:
+            return
+        self._heard = math.inf  # not again for requests that an answer makes the server read
+        try:
+            for worker in list(self._busy):
+                worker.hear()
+            self._dispatch()
+        finally:
+            self._heard = time.monotonic()
 
     def _objection(self, pending: Pending) -> str:
         """Returns which limit a request would exceed; empty if none."""

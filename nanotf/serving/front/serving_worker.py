@@ -81,7 +81,7 @@ class ServingWorker:
         self._ending = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._link, self._theirs = Link.pair()
-        self._loop.add_reader(self._link.sock, self._receive)
+        self._loop.add_reader(self._link.sock, self.hear)
         thread = threading.Thread(target=self._run, name="nanotf-serving", daemon=True)
         thread.start()
 
@@ -175,13 +175,16 @@ class ServingWorker:
             self.batch, self._on_answers = [], None
             raise
 
-    def _receive(self) -> None:
+    def hear(self) -> None:
+        """Takes the message that has come from it, if there is one."""
         try:
             if not self.loaded:
                 header, _ = self._link.receive()
                 self._note_load(header)
                 return
             seconds, answers = worker_messages.answers(self._link)
+        except BlockingIOError:
+            return
         except LinkClosed:
             self._is_open = False  # the process has ended: `_gone` follows
             self._loop.remove_reader(self._link.sock)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("httptools")
 
 from nanotf.serving.front.counters import Counters
-from nanotf.serving.front.dispatcher import LOOK_SECONDS, Dispatcher, ServerLimits
+from nanotf.serving.front.dispatcher import HEAR_SECONDS, LOOK_SECONDS, Dispatcher, ServerLimits
 from nanotf.serving.front.waiting_line import Pending
 from nanotf.serving.interface import Refusal, Request, Response
 from nanotf.serving.worker_messages import Loaded
@@ -32,7 +32,7 @@ class Worker:
         self.loaded = [Loaded()]
         self.options = types.SimpleNamespace(versions=[types.SimpleNamespace(code=code)])
         self.batch, self.since, self.is_ready, self.aborted = [], 0.0, True, False
-        self.asked = []
+        self.asked, self.has_answer = [], False
         self.placement = types.SimpleNamespace(cores=(0,))
 
     def place_of(self, key):
@@ -48,6 +48,11 @@ class Worker:
     def answer(self, seconds=0.01):
         batch, self.batch = self.batch, []
         self._then(seconds, [(Response(200, each.request.body), 1) for each in batch])
+
+    def hear(self):
+        if self.has_answer:
+            self.has_answer = False
+            self.answer()
 
     def abort(self):
         self.aborted = True
@@ -121,6 +126,42 @@ def test_what_waits_becomes_a_batch():
         worker.answer()
         assert worker.asked == [[b"a", b"b", b"c"], [b"d", b"e", b"f", b"g"], [b"h"]]
         assert len(requests.answers) == 8
+
+    run(script)
+
+
+def test_a_long_turn_of_the_loop_lets_no_worker_wait():
+    async def script(dispatcher, requests, turn):
+        worker = Worker()
+        dispatcher.is_free(worker)
+        dispatcher.submit(requests.make(b"a"))
+        await turn()
+        dispatcher.submit(requests.make(b"b"))
+        worker.has_answer = True  # the loop would read it in its next turn
+        time.sleep(HEAR_SECONDS)
+        dispatcher.submit(requests.make(b"c"))
+        assert requests.answers == {b"a": 200}
+        assert worker.asked == [[b"a"], [b"b"]]
+
+    run(script)
+
+
+def test_a_request_that_an_answer_lets_in_hears_no_worker():
+    async def script(dispatcher, requests, turn):
+        worker, heard = Worker(), []
+        dispatcher.is_free(worker)
+
+        def hear():
+            heard.append(len(heard))
+            time.sleep(HEAR_SECONDS)
+            dispatcher.submit(requests.make(b"more%d" % len(heard)))
+
+        dispatcher.submit(requests.make(b"a"))
+        await turn()
+        worker.hear = hear
+        time.sleep(HEAR_SECONDS)
+        dispatcher.submit(requests.make(b"b"))
+        assert heard == [0]
 
     run(script)
 
