@@ -33,12 +33,17 @@ class Need(enum.Enum):
     SAVES = "saves"  # a call at every batch; the state where `saves_at` is True
     STATE = "state"  # a call at every batch, with the state in the user's model
 
+    @property
+    def is_each_batch(self) -> bool:
+        """True if the callback must be called between any two batches."""
+        return self in (Need.LOGS, Need.SAVES, Need.STATE)
+
 
 def _definer(callback: Any, hook: str) -> type | None:
     """Returns the class whose code a hook runs, None if that is Keras's empty base class."""
     base = require_tensorflow().keras.callbacks.Callback
     names = [hook, *([FORMER_NAMES[hook]] if hook in FORMER_NAMES else [])]
-    if any(name in vars(callback) for name in names):
+    if any(name in getattr(callback, "__dict__", ()) for name in names):
         return object  # a user's function, as in LambdaCallback
     for cls in type(callback).__mro__:
         if cls is base:

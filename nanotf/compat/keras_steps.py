@@ -34,6 +34,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
     """
     if step is None or hasattr(step, "_nanotf_held"):
         return step
+    attributes = vars(step)
     held: list[Any] = []
 
     def step_keeping_iterator(iterator: Any) -> Any:
@@ -48,7 +49,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
         old, held = held, []
         drop(old)
 
-    step_keeping_iterator._nanotf_held = let_go_of_it  # type: ignore[attr-defined]
+    step_keeping_iterator.__dict__.update(attributes, _nanotf_held=let_go_of_it)
     return step_keeping_iterator
 
 

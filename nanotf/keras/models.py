@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from nanotf.compat import keras_common, keras_models, keras_steps
+from nanotf.compat import keras_common, keras_models, keras_steps, run_ahead
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.tracebacks import raising_at_the_call
 
@@ -249,9 +249,10 @@ class Accelerated:
             return inference.predict(call, where, read_processes)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes Keras's function, but no epoch waits for the end of its iterator."""
+        """Makes Keras's function, but steps may run ahead, and no epoch waits for its iterator."""
         super().make_train_function(force=force)  # type: ignore[misc]
-        self.train_function = keras_steps.keeping(self.train_function)
+        if not hasattr(self.train_function, "_nanotf_held"):  # else it was made before
+            self.train_function = keras_steps.keeping(run_ahead.ahead_of_loop(self))
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:

@@ -84,8 +84,7 @@ class ParentCallbacks:
             for hook in orders.BATCH_HOOKS
             for callback in self.list.callbacks
         ]
-        waiting = (Need.LOGS, Need.SAVES, Need.STATE)
-        at_batches = {hook for hook, _, need in needs if need in waiting}
+        at_batches = {hook for hook, _, need in needs if need.is_each_batch}
         progress = {hook for hook, _, need in needs if need is Need.PROGRESS}
         self.asks = frozenset(hook for hook, _, need in needs if need is Need.STATE)
         self._savers = [(hook, callback) for hook, callback, need in needs if need is Need.SAVES]

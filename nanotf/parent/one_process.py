@@ -1,14 +1,19 @@
-"""Keras's own `fit`, without workers, with a report of where the time went."""
+"""Keras's own `fit`, without workers, with a report of where the time went.
+
+If no callback looks at single steps, they run ahead of Keras's loop, see `compat.run_ahead`.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
+from nanotf.compat import keras_callbacks, run_ahead
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent.keras_call import KerasCall
 from nanotf.report import call_report
 from nanotf.report.stopwatch import Stopwatch
+from nanotf.shipping import orders
 
 
 def fit(call: KerasCall, hint: str = "") -> Any:
@@ -39,8 +44,20 @@ def fit(call: KerasCall, hint: str = "") -> Any:
         finally:
             given.callbacks.remove(passes)
     else:
-        more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
-        bound.arguments["callbacks"] = [passes, *more]
-        history = call.method(*bound.args, **bound.kwargs)
+        users = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        lets = [] if any(map(_looks_at_steps, users)) else [run_ahead.callback()]
+        bound.arguments["callbacks"] = [passes, *lets, *users]
+        try:
+            history = call.method(*bound.args, **bound.kwargs)
+        finally:
+            run_ahead.end(call.model)
     history.nanotf = call_report.Report.of_one_process("fit", stopwatch.finish(), hint)
     return history
+
+
+def _looks_at_steps(callback: Any) -> bool:
+    """Returns True if a callback looks at each step. Keras's progress bar does not."""
+    return any(
+        keras_callbacks.need_at_batch(callback, hook).is_each_batch
+        for hook in orders.TRAIN_BATCH_HOOKS
+    )

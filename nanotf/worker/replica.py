@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import graphs, keras_common, keras_compiling, keras_metrics
+from nanotf.compat.run_ahead import RunAhead
 from nanotf.compat.values import write
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
@@ -16,7 +17,6 @@ from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping.data.inputs import specs_of_step
 from nanotf.shipping.data.outputs import SCALAR
 from nanotf.wire import timing
-from nanotf.worker.run_ahead import RunAhead
 
 _STEPS = ("train_step", "test_step", "predict_step")
 

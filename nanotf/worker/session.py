@@ -23,6 +23,7 @@ from nanotf.compat import (
     keras_optimizers,
     process_state,
 )
+from nanotf.compat.run_ahead import RunAhead
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.ledger import Ledger
@@ -40,7 +41,6 @@ from nanotf.worker import replica, watch
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 from nanotf.worker.order_failure import order_failed
-from nanotf.worker.run_ahead import RunAhead
 
 MODELS_KEPT = 2
 # Python decides when to collect reference cycles by the number of objects, not by their size.

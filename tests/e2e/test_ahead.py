@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from nanotf.compat import run_ahead
+from nanotf.compat.run_ahead import RunAhead
 from nanotf.errors import UndividedError
 from nanotf.shipping.data.streams import Coming
-from nanotf.worker import run_ahead
-from nanotf.worker.run_ahead import RunAhead
 
 
 class Numbers(Coming):

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.both_generations]
 @nano(num_processes=2)
 def _limits(most_seconds: float, steps_to_come: int) -> tuple[float, int]:
     """Changes when workers run several steps in one call; returns the limits before."""
-    from nanotf.worker import run_ahead
+    from nanotf.compat import run_ahead
 
     before = run_ahead.MOST_SECONDS, run_ahead.STEPS_TO_COME
     run_ahead.MOST_SECONDS, run_ahead.STEPS_TO_COME = most_seconds, steps_to_come

@@ -1,5 +1,7 @@
 """Runs several training steps in one call of a graph, if no callback needs the steps between.
 
+In this process for Keras's own `fit` (`ahead_of_loop`), and in each worker.
+
 Keras calls its step function once per step. Each call passes through Python and starts a graph,
 which takes a fifth of the time of a small model's step. Here one call runs several steps at once.
 Keras's next calls then return immediately, with the result of the last of those steps.
@@ -12,14 +14,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from nanotf.compat import graphs
+from nanotf.compat import graphs, keras_compiling
 from nanotf.compat.generation import generation
 from nanotf.errors import UndividedError
-from nanotf.shipping.data.streams import Coming
 
 MOST_STEPS = 16  # in one call
 MOST_SECONDS = 0.05  # per call, so that the user sees progress and can interrupt training
@@ -27,6 +28,14 @@ FEWEST_STEPS = 4  # that must fit into MOST_SECONDS; with fewer, running ahead g
 STEPS_BEFORE = 8  # measured one by one before any run ahead
 # Tracing a graph of several steps takes about as long as that graph saves in this many steps.
 STEPS_TO_COME = 400
+
+
+class Arrivals(Protocol):
+    """The kinds of the batches that come to a worker, see `shipping.data.streams.Coming`."""
+
+    def is_whole(self, iterator: Any) -> bool | None: ...
+
+    def pass_over(self, iterator: Any, count: int) -> None: ...
 
 
 class RunAhead:
@@ -44,12 +53,13 @@ class RunAhead:
         self._traces: dict[bool, _Trace] = {}  # of a step, by whether its batch is whole
         self._is_ready = False
         self._result: Any = None
-        self._coming: Coming | None = None
+        self._coming: Arrivals | None = None
         self._came_whole = False  # the batch of the last step
+        self._refuse: Callable[[Exception], None] | None = None
         self._kinds: set[bool] = set()  # of this `fit`'s batches: whole or not
         self.begin_epoch(None, None)
 
-    def begin(self, coming: Coming | None, refuse: Callable[[Exception], None]) -> None:
+    def begin(self, coming: Arrivals | None, refuse: Callable[[Exception], None]) -> None:
         """Begins a `fit`.
 
         Args:
@@ -125,7 +135,10 @@ class RunAhead:
 
             none = tf.experimental.Optional.empty(iterator.element_spec)
             start = (tf.constant(0), tf.constant(True), tf.constant(False), none, result)
-            made, _, is_left, batch, result = tf.while_loop(more, step_if_divided, start)
+            # One by one: a batch that fails must not cancel the step before it in the middle.
+            made, _, is_left, batch, result = tf.while_loop(
+                more, step_if_divided, start, parallel_iterations=1
+            )
             return made, result, is_left, batch
 
         def has_extent(batch: Any) -> Any:
@@ -137,6 +150,7 @@ class RunAhead:
                 function.get_concrete_function(given)
                 traces = self._traces.values()
                 if len(traces) > 1 and any(trace.has_state for trace in traces):
+                    assert self._refuse is not None, "it comes with `coming`"
                     self._refuse(_state_in_two_graphs())
                     raise StopIteration
             self._came_whole = is_whole
@@ -209,6 +223,58 @@ class RunAhead:
             return False
         # Their operations have a different state in a graph of several steps.
         return False in self._traces and not self._traces[False].has_state
+
+
+def ahead_of_loop(model: Any) -> Any:
+    """Returns Keras's training function of a model, or one that may run ahead of Keras's loop.
+
+    Args:
+        model: a model whose `make_train_function` has just made Keras's.
+
+    Returns:
+        A function of an iterator. It runs step by step unless `callback` is among the callbacks.
+    """
+    stock = model.train_function
+    is_divided = tf.distribute.has_strategy() or (
+        model.distribute_strategy is not tf.distribute.get_strategy()
+    )
+    if is_divided or model.jit_compile or not keras_compiling.makes_steps_one_by_one(model):
+        return stock
+    ahead = RunAhead()
+    answer = ahead.answers(ahead.executes(keras_compiling.step_on_batch(model)))
+
+    def train_function(iterator: Any) -> Any:
+        # `train_on_batch` gives a generator of one batch.
+        return (answer if isinstance(iterator, tf.data.Iterator) else stock)(iterator)
+
+    train_function._nanotf_ahead = ahead  # type: ignore[attr-defined]
+    return train_function
+
+
+def callback() -> Any:
+    """Returns a Keras callback that lets the training function of its model run ahead."""
+
+    def begin_epoch(self: Any, epoch: int, logs: Any = None) -> None:
+        ahead = _of(self.model)
+        steps, epochs = self.params["steps"], self.params["epochs"]
+        if ahead is not None and steps is not None:
+            ahead.begin_epoch(steps, steps * (epochs - epoch - 1))
+
+    base = tf.keras.callbacks.Callback
+    return type("LetsRunAhead", (base,), {"on_epoch_begin": begin_epoch})()
+
+
+def end(model: Any) -> None:
+    """Makes a model's training function run step by step again, from the next call on."""
+    ahead = _of(model)
+    if ahead is not None:
+        ahead.begin_epoch(None, None)
+
+
+def _of(model: Any) -> RunAhead | None:
+    found: RunAhead | None
+    found = getattr(getattr(model, "train_function", None), "_nanotf_ahead", None)
+    return found
 
 
 class _Trace:
