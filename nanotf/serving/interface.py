@@ -147,7 +147,7 @@ class ServerState(Protocol):
 
         Raises:
             Refusal: 409, there is a model of this name; 404, the folder holds none; 507, the memory
-                does not suffice; 408, it took too long; 500, the model cannot be served.
+                does not suffice; 500, the model cannot be served.
         """
 
     async def unload(self, model: str) -> None:

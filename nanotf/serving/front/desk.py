@@ -30,7 +30,6 @@ from nanotf.serving.served_versions import not_found
 
 _NO_PATH = "Not Found"
 _BUSY = (429, 503)
-LOAD_SECONDS = 300.0  # for a model that a client adds
 
 # Called with a request, the model's name or "", and the answer.
 Log = Callable[[Incoming, str, Response], None]
@@ -225,14 +224,9 @@ class Desk:
             await self._wanted.add(model, folder)
         except NanoError as error:
             raise Refusal(404, str(error)) from None
-        status, why = 500, ""
-        try:
-            why = await asyncio.wait_for(self._fleet.outcome(model), LOAD_SECONDS)
-        except asyncio.TimeoutError:
-            status, why = 408, f"it is not served after {LOAD_SECONDS:g} s"
-        if why:
+        if why := await self._fleet.outcome(model):
             await self._wanted.remove(model)
-            raise Refusal(status, f"Model {model} cannot be loaded: {why}")
+            raise Refusal(500, f"Model {model} cannot be loaded: {why}")
 
     async def unload(self, model: str) -> None:
         """Removes a model; see `ServerState.unload`."""
