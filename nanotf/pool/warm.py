@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.console import logger, silent
 from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
-from nanotf.pool import backends, settings
+from nanotf.pool import backends, local, settings
 from nanotf.pool.items import ItemPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool
@@ -165,6 +165,8 @@ def warm_up(
     transport = check_transport(transport)
     check_can_exchange(transport)
     plan = backends.plan(backend, num_processes, cores_per_process, cores)
+    if isinstance(plan, topology.Plan):
+        local.begin_here()
 
     def start() -> None:
         with _lock:
