@@ -221,6 +221,7 @@ def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
+            from nanotf.region import overrides
             from nanotf.worker import (  # noqa: F401, for the forks to find
                 item_session,
                 reading_session,
@@ -228,6 +229,7 @@ def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
             )
 
             life.replace_for_life()
+            overrides.find()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     gc.enable()
     try:
