@@ -6,8 +6,10 @@ The table of attributes that a worker replaces is `nanotf.region.overrides.TABLE
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
+import operator
 import pkgutil
 import sys
 import types
@@ -101,7 +103,7 @@ def _look(targets: Mapping[int, str]) -> None:
     for last in {_looked.get(target) for target in targets.values()}:
         wanted = {key: target for key, target in targets.items() if _looked.get(target) == last}
         # A module that is loaded becomes the last. If the last one was dropped, all count as new.
-        new = list(itertools.takewhile(lambda name, last=last: name != last, reversed(sys.modules)))
+        new = list(itertools.takewhile(functools.partial(operator.ne, last), reversed(sys.modules)))
         for module in [sys.modules[name] for name in reversed(new)]:
             names = getattr(module, "__dict__", {})  # entries of sys.modules need not be modules
             # Under any name, since TensorFlow API modules imported later copy it from there.

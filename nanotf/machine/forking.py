@@ -1,8 +1,8 @@
 """Forks of a process whose libraries may have threads.
 
 A fork has the calling thread alone. A lock that another thread held stays taken there, and its work
-is never done. Libraries that expect forks end their threads before each one (`pthread_atfork`), and
-start them again when they need them: OpenBLAS does.
+is never done. Libraries that expect forks end their threads before each one, and start them again
+when they need them: OpenBLAS does, by pthread_atfork.
 """
 
 from __future__ import annotations

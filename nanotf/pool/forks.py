@@ -406,20 +406,19 @@ def _lend(environ: Mapping[str, str]) -> Zygote:
 
 
 def fork_here(environ: Mapping[str, str]) -> None:
-    """Makes a fork of this process its zygote, unless that is impossible or there is one.
+    """Makes a fork of this process its zygote, if `may_fork_here` and no library has threads.
 
     For a process that has imported TensorFlow and Keras, and run no operation. The fork has loaded
     its libraries as this process has, so this one's environment counts.
 
     Args:
-        environ: the environment variables of workers. Nothing is done if they make libraries load
-            differently than in this process, as a preloaded allocator does.
+        environ: the environment variables of workers.
 
     Raises:
         InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
     """
     global _zygote
-    if pid() is not None or not may_fork_here(environ):
+    if not may_fork_here(environ):
         return
     try:
         zygote = Zygote(os.environ, imports=True, here=True)
@@ -438,10 +437,15 @@ def may_fork_here(environ: Mapping[str, str]) -> bool:
     """Returns True if a fork of this process can be the zygote, once it has imported TensorFlow.
 
     Args:
-        environ: as in `fork_here`.
+        environ: the environment variables of workers. They may make libraries load differently
+            than in this process, as a preloaded allocator does.
+
+    Raises:
+        InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
     """
     return (
-        _may_fork()
+        pid() is None
+        and _may_fork()
         and threading.active_count() == 1
         and _what_imports_see(environ) == _what_imports_see(os.environ)
     )

@@ -8,8 +8,8 @@ only threads at that point belong to NumPy's BLAS, which ends and restarts them 
       |  Fork (rank, cores ...; 4 descriptors) ->  |   forks; the child becomes a worker
       |  <- process id, later how it ended         |   on a pipe for each worker
 
-It begins in one of two ways: as a new interpreter (`main`), or as a fork of the parent, which has
-imported TensorFlow but done nothing yet (`become`).
+It begins as a new interpreter (`main`), or as a fork of the parent, if that has imported TensorFlow
+and done nothing yet (`become`).
 
 If TensorFlow must not be imported before the fork, each worker has its own zygote, which imports
 nothing. Whatever ends the parent ends the zygote. The kernel then ends the workers
