@@ -28,6 +28,7 @@ import socket
 import sys
 import traceback
 import types
+from importlib import machinery
 from multiprocessing import connection
 from typing import Any, NoReturn
 
@@ -200,13 +201,18 @@ def _forget_handlers() -> None:
 def _forget_program() -> None:
     """Drops the script and the user's modules: a worker imports them when it needs them."""
     users = process_state.users_modules()
-    _of_parent.extend(users.values())
-    for name in [*users, "__main__"]:
-        if name in sys.modules:
-            _of_parent.append(sys.modules.pop(name))
+    # Compiled modules may be loaded only once, such as those of a NumPy that the user has built.
+    compiled = {name.partition(".")[0] for name, module in users.items() if _is_compiled(module)}
+    for name in ["__main__", *users]:
+        if name.partition(".")[0] not in compiled:
+            _of_parent.append(sys.modules.pop(name, None))
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [__file__]
     sys.path[:] = interpreter.with_standard_first(sys.path)
+
+
+def _is_compiled(module: types.ModuleType) -> bool:
+    return (process_state.file_of(module) or "").endswith(tuple(machinery.EXTENSION_SUFFIXES))
 
 
 def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
