@@ -64,7 +64,7 @@ _READ_LATER = (
 )
 
 
-class _Process:
+class _Descendant:
     """A forked process, with the methods of `subprocess.Popen` that a pool needs."""
 
     def __init__(self, pid: int) -> None:
@@ -111,7 +111,7 @@ class _Process:
         self.send_signal(signal.SIGKILL)
 
 
-class Forked(_Process):
+class Forked(_Descendant):
     """A worker that the zygote has forked.
 
     Args:
@@ -131,7 +131,7 @@ class Forked(_Process):
         return -signal.SIGKILL if told is None else told
 
 
-class Child(_Process):
+class Child(_Descendant):
     """A fork of this process."""
 
     def _code(self, seconds: float) -> int | None:
