@@ -76,6 +76,10 @@ class Script:
             return found
         from nanotf.keras.patching import patch_tensorflow
 
+        if self.num_processes != 1 and found is None:
+            from nanotf.pool import local
+
+            local.begin_here()  # before anything of Keras is replaced
         # Workers divide the work; a strategy of the script's would divide it a second time.
         has_workers = self.num_processes is not None or found is not None
         patch_tensorflow(self.precision, self.sparse, strategies=has_workers)

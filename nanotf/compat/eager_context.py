@@ -3,6 +3,7 @@
 | name | why |
 | --- | --- |
 | `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache`, `list_function_names`, `get_function_def` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
+| `context._context`, `_context_handle` | whether TensorFlow has begun; each public name that tells begins it |
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | the operations that tapes record |
 | `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
@@ -32,6 +33,12 @@ def seeds() -> tuple[int, Any] | None:
     here = context.context()
     given, operations = here._seed, getattr(here, "_rng", None)
     return None if given is None or operations is None else (given, operations.getstate())
+
+
+def has_begun() -> bool:
+    """Returns True if TensorFlow has run an operation in this process, and so has its threads."""
+    here = context._context
+    return here is not None and here._context_handle is not None
 
 
 _seeded: list[Any] = [None, 0]  # the generator that `tf.random.set_seed` made last; how often

@@ -309,7 +309,8 @@ def is_users_file(path: str) -> bool:
     return not path.startswith(_STANDARD) and _INSTALLED.isdisjoint(path.split("/"))
 
 
-def _file_of(module: Any) -> str | None:
+def file_of(module: Any) -> str | None:
+    """Returns the file of a module, or None."""
     # A lazy module imports itself when an attribute is read.
     file = object.__getattribute__(module, "__dict__").get("__file__")
     return file if isinstance(file, str) else None
@@ -318,7 +319,7 @@ def _file_of(module: Any) -> str | None:
 def _is_users(name: str, module: Any) -> bool:
     if name == "__main__" or name.partition(".")[0] in LIBRARIES:
         return False
-    file = _file_of(module) if isinstance(module, types.ModuleType) else None
+    file = file_of(module) if isinstance(module, types.ModuleType) else None
     return file is not None and is_users_file(file)
 
 
@@ -338,7 +339,7 @@ def _numbered_modules() -> dict[str, tuple[str, int]]:
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
         if name not in _specs or _specs[name][0] is not spec:  # `reload` makes another one
             _specs[name] = spec, next(_numbers)
-        found[name] = _file_of(module) or "", _specs[name][1]
+        found[name] = file_of(module) or "", _specs[name][1]
     return found
 
 
@@ -349,7 +350,7 @@ def _forget_modules(now: Mapping[str, tuple[str, int]]) -> None:
         if module is None or _modules.told.get(name) == now.get(name):
             continue
         # Loaded here before any order told of it, from the same file.
-        if name not in _modules.told and _file_of(module) == now[name][0]:
+        if name not in _modules.told and file_of(module) == now[name][0]:
             continue
         del sys.modules[name]
         _modules.forgotten += 1

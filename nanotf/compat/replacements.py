@@ -6,11 +6,14 @@ The table of attributes that a worker replaces is `nanotf.region.overrides.TABLE
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import itertools
+import operator
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.versions import keras_module_name, keras_version
@@ -72,6 +75,44 @@ _stock: dict[str, Any] = {}  # by target
 _installed: dict[str, Any] = {}
 
 
+# Of functions in modules, by target: the namespaces that hold it, with its name there, and the last
+# module that was looked through.
+_places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+_looked: dict[str, str] = {}
+
+
+def find(table: Sequence[Override]) -> None:
+    """Looks through all modules for what a table replaces, so that `install` need not in a fork.
+
+    That takes time, and a copy of every page that holds an object.
+    """
+    _look({id(row.found()): row.target for row in table if row.applies() and _is_function(row)})
+
+
+def _is_function(row: Override) -> bool:
+    """Returns True if modules may hold the attribute under names of their own."""
+    return not row.adds and isinstance(row.place()[0], types.ModuleType)
+
+
+def _look(targets: Mapping[int, str]) -> None:
+    """Looks for attributes in the modules that were imported since the last look for each.
+
+    Args:
+        targets: by identity of the attribute.
+    """
+    for last in {_looked.get(target) for target in targets.values()}:
+        wanted = {key: target for key, target in targets.items() if _looked.get(target) == last}
+        # A module that is loaded becomes the last. If the last one was dropped, all count as new.
+        new = list(itertools.takewhile(functools.partial(operator.ne, last), reversed(sys.modules)))
+        for module in [sys.modules[name] for name in reversed(new)]:
+            names = getattr(module, "__dict__", {})  # entries of sys.modules need not be modules
+            # Under any name, since TensorFlow API modules imported later copy it from there.
+            for name, value in list(names.items()):
+                if id(value) in wanted:
+                    _places.setdefault(wanted[id(value)], []).append((names, name))
+    _looked.update(dict.fromkeys(targets.values(), next(reversed(sys.modules))))
+
+
 def install(table: Sequence[Override], given: Any) -> None:
     """Replaces the attributes of a table that apply to the installed Keras.
 
@@ -81,7 +122,7 @@ def install(table: Sequence[Override], given: Any) -> None:
     Args:
         given: passed to each replacement, such as the worker's strategy.
     """
-    in_modules: dict[int, tuple[Any, Any]] = {}  # by identity of the attribute before
+    before_by_target: dict[str, Any] = {}  # of functions
     ours_by_target: dict[str, Any] = {}
     for row in table:
         if not row.applies():
@@ -90,13 +131,12 @@ def install(table: Sequence[Override], given: Any) -> None:
         stock = _stock.setdefault(row.target, before)
         ours = row.replacement(ours_by_target.get(row.target, stock), given)
         ours_by_target[row.target] = ours
-        if isinstance(owner, types.ModuleType) and not row.adds:
-            in_modules[id(before)] = before, ours
+        if _is_function(row):
+            before_by_target.setdefault(row.target, before)
         setattr(owner, name, ours)
         _installed[row.target] = ours
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})  # entries of sys.modules need not be modules
-        # Under any name, since TensorFlow API modules imported later copy it from there.
-        for name, value in list(names.items()):
-            if id(value) in in_modules:
-                names[name] = in_modules[id(value)][1]
+    _look({id(before): target for target, before in before_by_target.items()})
+    for target, before in before_by_target.items():
+        for names, name in _places.get(target, ()):
+            if names.get(name) is before:
+                names[name] = ours_by_target[target]

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from nanotf.errors import NanoError
 
@@ -51,6 +52,11 @@ def nanotf_command(python: str) -> list[str]:
     return [python, "-c", _COMMAND]
 
 
+def with_standard_first(path: Sequence[str]) -> list[str]:
+    """Returns a path to import from with the standard library first."""
+    return sorted(path, key=lambda entry: entry not in _STANDARD)
+
+
 def python_command(module: str, *arguments: str, standard_first: bool = False) -> list[str]:
     """Returns the command that runs a module as `__main__`, with this process's imports.
 
@@ -76,7 +82,7 @@ def python_command(module: str, *arguments: str, standard_first: bool = False) -
         )
     entries = [entry for entry in sys.path if isinstance(entry, str)]  # Python, too, ignores others
     code = _BOOT.format(
-        path=sorted(entries, key=lambda entry: standard_first and entry not in _STANDARD),
+        path=with_standard_first(entries) if standard_first else entries,
         root=str(pathlib.Path(__file__).parents[2]),
     )
     # `multiprocessing` does this for its processes, too.

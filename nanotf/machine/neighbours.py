@@ -23,7 +23,10 @@ from nanotf.machine.cgroups import parse_cpu_list
 from nanotf.machine.cpus import describe_machine
 from nanotf.machine.reader_places import ReaderPlan
 
-PINNED = "nanotf-pinned"  # the name in `ps -o comm` and `top`; 15 characters at most
+# Names in `ps -o comm` and `top`, of 15 characters at most.
+PINNED = "nanotf-pinned"  # a worker, or a process of `nanotf run --smp`
+WORKER = "nanotf-worker"  # one that is not pinned, or not yet
+ZYGOTE = "nanotf-zygote"  # workers are forked from it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +53,30 @@ def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[i
         try:
             if (process / "comm").read_text(errors="replace").strip() != PINNED:
                 continue
-            status = dict(
-                line.split(":", 1)
-                for line in (process / "status").read_text(errors="replace").splitlines()
-            )
-            cores = parse_cpu_list(status["Cpus_allowed_list"])
-            # The last words FD PARENT IMPORTS of the zygote's command line, which forks inherit;
-            # FD PARENT RANK of a process of `nanotf run --smp`.
-            owner = int((process / "cmdline").read_bytes().split(b"\0")[-3])
-        except (OSError, LookupError, ValueError):  # it has exited, or only shares the name
+            cores = parse_cpu_list(_status(process)["Cpus_allowed_list"])
+            owner = _owner(process)
+        except (OSError, LookupError, ValueError):  # it has exited
             continue
         if owner != os.getpid():
             found.setdefault(owner, set()).update(cores)
     return {owner: tuple(sorted(cores)) for owner, cores in found.items()}
+
+
+def _status(process: pathlib.Path) -> dict[str, str]:
+    lines = (process / "status").read_text(errors="replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _owner(process: pathlib.Path) -> int:
+    """Returns the process whose workers these are: the first above them that is nanotf's no more.
+
+    A fork, as of a zygote, has the command line of another process: the names tell.
+    """
+    while (parent := int(_status(process)["PPid"])) != os.getpid():
+        process = process.parent / str(parent)
+        if _status(process)["Name"] not in (PINNED, WORKER, ZYGOTE):
+            break
+    return parent
 
 
 def plan(

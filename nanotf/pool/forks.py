@@ -1,6 +1,7 @@
 """The parent's view of the process from which its workers are forked, see `worker.zygote`.
 
-N workers cost one import of TensorFlow instead of N, and the next pool costs none. A process has
+N workers cost one import of TensorFlow instead of N, and the next pool costs none. It costs none at
+all where the zygote is a fork of this process (`fork_here`), as under `nanotf run`. A process has
 one zygote for its next pools. It ends with `nanotf.shutdown()`, with the idle timer and with its
 process. Its end ends the processes that it has forked: so a zygote that libraries would now load
 differently stays until the pools that use it have ended (`Forks`).
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import math
 import os
 import re
@@ -22,20 +24,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
+from nanotf.machine import forking
 from nanotf.machine.installed import find_installed
 from nanotf.machine.interpreter import python_command
+from nanotf.pool.handles import WorkerProcess
 from nanotf.pool.starts import TENSORFLOW, takes_seconds
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
-from nanotf.wire.memory_files import above_standard
+from nanotf.wire.memory_files import above_standard, anonymous_file
 
 START_VARIABLE = "NANOTF_START"
 _STARTS = ("fork", "spawn")
+_ZYGOTE = "nanotf.worker.zygote"
 POLL_SECONDS = 0.05  # how long a thread that waits holds the lock
 FORK_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 
@@ -52,22 +58,18 @@ _READ_LATER = (
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "TF_CONFIG",
+    "TF_CPP_MIN_LOG_LEVEL",
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
 
 
-class Forked:
-    """A worker that was forked, with the methods of `subprocess.Popen` that a pool needs.
+class _Descendant:
+    """A forked process, with the methods of `subprocess.Popen` that a pool needs."""
 
-    Args:
-        status: the pipe on which its exit code will come; owned from now on.
-    """
-
-    def __init__(self, pid: int, status: int) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._status = status
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -83,17 +85,18 @@ class Forked:
         end = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self._wait(POLL_SECONDS)) is None:
             if time.monotonic() >= end:
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
     def _wait(self, seconds: float) -> int | None:
         with self._lock:
-            if self.returncode is None and _is_readable(self._status, seconds):
-                told = _read(self._status)
-                # A killed zygote takes its workers with it, and cannot report their exit codes.
-                self.returncode = -signal.SIGKILL if told is None else told
-                os.close(self._status)
+            if self.returncode is None:
+                self.returncode = self._code(seconds)
             return self.returncode
+
+    def _code(self, seconds: float) -> int | None:
+        """Waits up to some seconds for its end; returns its exit code, or None if it runs."""
+        raise NotImplementedError
 
     def send_signal(self, sig: int) -> None:
         """Sends a signal, if it runs."""
@@ -106,6 +109,43 @@ class Forked:
     def kill(self) -> None:
         """Kills it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+class Forked(_Descendant):
+    """A worker that the zygote has forked.
+
+    Args:
+        status: the pipe on which its exit code will come; owned from now on.
+    """
+
+    def __init__(self, pid: int, status: int) -> None:
+        super().__init__(pid)
+        self._status = status
+
+    def _code(self, seconds: float) -> int | None:
+        if not _is_readable(self._status, seconds):
+            return None
+        told = _read(self._status)
+        os.close(self._status)
+        # A killed zygote takes its workers with it, and cannot report their exit codes.
+        return -signal.SIGKILL if told is None else told
+
+
+class Child(_Descendant):
+    """A fork of this process."""
+
+    def _code(self, seconds: float) -> int | None:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # it was reaped: the program waits for all of its children
+                return -signal.SIGKILL
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.001)
 
 
 def _read(pipe: int) -> int | None:
@@ -126,28 +166,34 @@ class Zygote:
     Args:
         environ: its environment variables, which libraries read when they are loaded.
         imports: whether it imports TensorFlow; otherwise each worker does.
+        here: whether it is a fork of this process, which has imported TensorFlow; otherwise it is
+            a new interpreter.
 
     Attributes:
-        process: `subprocess.Popen`.
+        process: `handles.WorkerProcess`.
         log: `WorkerLog`, its output.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, imports: bool) -> None:
-        takes_seconds(TENSORFLOW)  # which this process imports, or else its forks
+    def __init__(self, environ: Mapping[str, str], *, imports: bool, here: bool = False) -> None:
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
         self.lent = 0  # to how many `Forks`; written under `_choosing`
-        self.log = WorkerLog()
         self._forking = threading.Lock()  # one fork at a time; any thread may start a process
-        self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
+        key = secrets.token_bytes(KEY_NBYTES)
+        self._key: bytes | None = key  # until both have shown it
+        self.process: WorkerProcess
+        if here:
+            # Of memory: a search for the folder of temporary files would fix that of the script.
+            self.log = WorkerLog(anonymous_file(0, fixed=False))
+        else:
+            takes_seconds(TENSORFLOW)  # which the zygote imports, or else its forks
+            self.log = WorkerLog()
         try:
-            self.process, self._channel = _start(
-                "nanotf.worker.zygote",
-                (str(os.getpid()), "imports" if imports else ""),
-                environ,
-                self._key,
-                self.log,
-            )
+            if here:
+                self.process, self._channel = _forked(key, self.log)
+            else:
+                arguments = str(os.getpid()), "imports" if imports else ""
+                self.process, self._channel = _start(_ZYGOTE, arguments, environ, key, self.log)
         except BaseException:
             self.log.close()
             raise
@@ -229,10 +275,7 @@ def _start(
         NanoError: `sys.executable` names no program.
         OSError: This process has no file descriptors left.
     """
-    ours, theirs = (
-        socket.socket(fileno=above_standard(sock.detach()))
-        for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    )
+    ours, theirs = _socket_pair()
     try:
         # Its forks get this process's own order, with all other state.
         command = python_command(module, str(theirs.fileno()), *arguments, standard_first=True)
@@ -249,13 +292,47 @@ def _start(
     return process, Channel(ours)
 
 
+def _forked(key: bytes, log: WorkerLog) -> tuple[Child, Channel]:
+    """Forks this process: as `_start`, without a new interpreter."""
+    zygote = importlib.import_module(_ZYGOTE)  # by name, as an interpreter would: it is above us
+    ours, theirs = _socket_pair()
+    parent = os.getpid()
+    try:
+        with _interrupts_blocked():
+            pid = forking.fork()
+            if pid == 0:
+                zygote.become(theirs.fileno(), parent, key, log.fileno())
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Child(pid), Channel(ours)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = (
+        socket.socket(fileno=above_standard(sock.detach()))
+        for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    )
+    return ours, theirs
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Blocks SIGINT. A process that begins meanwhile gets none before it handles it itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a pending Ctrl-C interrupts here
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _spawn(
     command: list[str], environ: Mapping[str, str], fd: int, log: WorkerLog
 ) -> subprocess.Popen[bytes]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a pending Ctrl-C interrupts here
-    try:
-        # The child inherits the mask: no SIGINT reaches it before it handles SIGINT itself.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _interrupts_blocked():
         # A separate session: only the parent gets Ctrl-C from the terminal.
         return subprocess.Popen(
             command,
@@ -266,8 +343,6 @@ def _spawn(
             pass_fds=[fd],
             start_new_session=True,
         )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --------------------------------------------------------------- the zygote of this process
@@ -328,6 +403,52 @@ def _lend(environ: Mapping[str, str]) -> Zygote:
         _zygote = Zygote(environ, imports=True)
     _zygote.lent += 1
     return _zygote
+
+
+def fork_here(environ: Mapping[str, str]) -> None:
+    """Makes a fork of this process its zygote, if `may_fork_here` and no library has threads.
+
+    For a process that has imported TensorFlow and Keras, and run no operation. The fork has loaded
+    its libraries as this process has, so this one's environment counts.
+
+    Args:
+        environ: the environment variables of workers.
+
+    Raises:
+        InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
+    """
+    global _zygote
+    if not may_fork_here(environ):
+        return
+    try:
+        zygote = Zygote(os.environ, imports=True, here=True)
+    except OSError as error:  # the first call that needs workers tries again, and raises it
+        logger.info("This process cannot be forked: %s", error)
+        return
+    if forking.has_kept_threads():
+        zygote.close()
+        return
+    with _choosing:
+        _retire()
+        _zygote = zygote
+
+
+def may_fork_here(environ: Mapping[str, str]) -> bool:
+    """Returns True if a fork of this process can be the zygote, once it has imported TensorFlow.
+
+    Args:
+        environ: the environment variables of workers. They may make libraries load differently
+            than in this process, as a preloaded allocator does.
+
+    Raises:
+        InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
+    """
+    return (
+        pid() is None
+        and _may_fork()
+        and threading.active_count() == 1
+        and _what_imports_see(environ) == _what_imports_see(os.environ)
+    )
 
 
 def _retire() -> None:

@@ -8,10 +8,11 @@ import os
 import socket
 from collections.abc import Mapping
 
+from nanotf.compat.versions import keras_module_name
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.machine import environment, topology
-from nanotf.pool import stalls
+from nanotf.pool import forks, stalls
 from nanotf.pool.forks import FORK_SECONDS, Forks, Zygote
 from nanotf.pool.handles import Worker
 from nanotf.pool.transports import READS
@@ -152,6 +153,21 @@ class LocalWorker(Worker):
                     "answer. It was stopped; the next call starts another.",
                 ) from error
             raise
+
+
+def begin_here() -> None:
+    """Imports TensorFlow and Keras, and forks the zygote from this process, if that is possible.
+
+    For a program that has done nothing yet. In any other, the first workers start a zygote.
+    """
+    placement = topology.Placement(0, (), pin=False)  # what libraries load is the same for all
+    environ = environment.worker_environment(placement, os.environ).apply(os.environ)
+    if forks.may_fork_here(environ):
+        keras_module_name()
+        from nanotf.compat import eager_context  # imports TensorFlow
+
+        if not eager_context.has_begun():
+            forks.fork_here(environ)
 
 
 def worker_variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:

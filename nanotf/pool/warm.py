@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.console import logger, silent
 from nanotf.errors import NanoError
 from nanotf.machine import neighbours, topology
-from nanotf.pool import backends, settings
+from nanotf.pool import backends, local, settings
 from nanotf.pool.items import ItemPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool
@@ -151,9 +151,13 @@ def warm_up(
 ) -> None:
     """Starts the workers in the background, without waiting for them.
 
-    A worker needs some seconds to import TensorFlow. Call this at the top of a script, so that
-    the import overlaps with the work before the first `fit(num_processes=...)`, which waits for
-    the rest. That `fit` raises any error in starting.
+    Call this at the top of a script, so that the start overlaps with the work before the first
+    `fit(num_processes=...)`, which waits for the rest. That `fit` raises any error in starting.
+
+    Before TensorFlow has done anything in a program with one thread, this imports TensorFlow and
+    Keras here, and the workers are forked from this process. Set TensorFlow's environment variables
+    before. Later, and in notebooks, a second process imports TensorFlow, which takes some seconds
+    and 250 MB.
 
     Args:
         num_processes, cores_per_process, transport, cores, backend: as in `fit`; a `fit` with the
@@ -165,6 +169,8 @@ def warm_up(
     transport = check_transport(transport)
     check_can_exchange(transport)
     plan = backends.plan(backend, num_processes, cores_per_process, cores)
+    if isinstance(plan, topology.Plan):
+        local.begin_here()
 
     def start() -> None:
         with _lock:

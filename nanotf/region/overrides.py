@@ -26,6 +26,11 @@ def install(strategy: Any) -> None:
     replacements.install(TABLE, strategy)
 
 
+def find() -> None:
+    """Finds what `TABLE` replaces, in the process from which workers are forked."""
+    replacements.find(TABLE)
+
+
 # ---------------------------------------------------------------------- TensorFlow's variables
 def _with_known_values(stock: Any, strategy: Any) -> Any:
     """Lets a single rank make variables that start with the same values on every rank."""

@@ -103,6 +103,7 @@ def run(
     process.write_log()
     process.write_stacks()
     warnings = process.pin(cores)
+    process.size_blas()
     time_slices.finish_slices()
     process.bind_memory(numa_node)
     channel = Channel(socket.socket(fileno=fd))

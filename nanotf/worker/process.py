@@ -9,16 +9,29 @@ import errno
 import faulthandler
 import io
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from nanotf.machine.neighbours import PINNED
+from nanotf.machine.shell_state import thread_count
+from nanotf.wire.memory_files import STANDARD
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+# What OpenBLAS reads when it is loaded, the first that is set.
+_BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+# Of a system's OpenBLAS, and of those in NumPy's wheels: up to 1.25, and since.
+_BLAS_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
 
 
 def pin(cores: tuple[int, ...]) -> list[str]:
@@ -33,8 +46,34 @@ def pin(cores: tuple[int, ...]) -> list[str]:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         return [f"could not be pinned to cores {list(cores)}: {error}. It runs unpinned."]
-    _prctl(_PR_SET_NAME, PINNED.encode())
+    rename(PINNED)
     return []
+
+
+def rename(name: str) -> None:
+    """Gives this process a name in `ps -o comm` and `top`, of 15 characters at most."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def size_blas() -> None:
+    """Gives OpenBLAS the number of threads with which it would be loaded now.
+
+    It counts cores and reads its variables when it is loaded, which the process that forked this
+    one has done, or the user's.
+    """
+    if sys.platform != "linux":
+        return
+    found = (thread_count(os.environ.get(name)) for name in _BLAS_VARIABLES)
+    usable = len(os.sched_getaffinity(0))
+    count = min(next((number for number in found if number), usable), usable)
+    lines = pathlib.Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    paths = {line.partition("/")[2] for line in lines if "openblas" in line.rpartition("/")[2]}
+    for path in paths:
+        with contextlib.suppress(OSError):  # its file was replaced
+            library = ctypes.CDLL(f"/{path}", os.RTLD_NOLOAD | os.RTLD_NOW)
+            for name in _BLAS_SETTERS:
+                if (setter := getattr(library, name, None)) is not None:
+                    setter(count)
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -108,8 +147,8 @@ class _LogFile(io.FileIO):
 
 def write_log() -> None:
     """Makes `print` write whole lines to the log at once, as long as there is disk space."""
-    for name in ("stdout", "stderr"):
-        raw = _LogFile(getattr(sys, name).fileno(), "w", closefd=False)
+    for name, fd in zip(("stdout", "stderr"), STANDARD[1:], strict=True):
+        raw = _LogFile(fd, "w", closefd=False)
         stream = io.TextIOWrapper(
             io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
         )

@@ -8,6 +8,9 @@ only threads at that point belong to NumPy's BLAS, which ends and restarts them 
       |  Fork (rank, cores ...; 4 descriptors) ->  |   forks; the child becomes a worker
       |  <- process id, later how it ended         |   on a pipe for each worker
 
+It begins as a new interpreter (`main`), or as a fork of the parent, if that has imported TensorFlow
+and done nothing yet (`become`).
+
 If TensorFlow must not be imported before the fork, each worker has its own zygote, which imports
 nothing. Whatever ends the parent ends the zygote. The kernel then ends the workers
 (PR_SET_PDEATHSIG).
@@ -19,13 +22,18 @@ import contextlib
 import errno
 import gc
 import os
+import pathlib
 import signal
 import socket
 import sys
-import warnings
+import traceback
+import types
+from importlib import machinery
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NoReturn
 
+from nanotf.compat import process_state
+from nanotf.machine import forking, interpreter, neighbours
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
@@ -84,9 +92,7 @@ class _Zygote:
 
     def _fork(self, pipe: int) -> int:
         try:
-            with warnings.catch_warnings():  # Python warns of NumPy's threads
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+            pid = forking.fork()
         except OSError as error:
             _tell(pipe, -(error.errno or errno.EAGAIN))
             os.close(pipe)
@@ -110,6 +116,7 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         process.end_with_parent(self._own_pid)
+        process.rename(neighbours.WORKER)
         os.fchdir(directory)
         os.close(directory)
         self._channel.close()
@@ -133,17 +140,94 @@ def main(arguments: list[str]) -> int:
         In the forks, the exit code of a worker. The zygote itself exits here.
     """
     fd, parent, imports = arguments
-    process.leave_interrupts_to_parent()
-    process.write_log()
     # Not to the pipe's end: a fork of the parent may hold the other end open.
     key = sys.stdin.buffer.read(KEY_NBYTES)
-    sys.stdin.close()
+    return _live(int(fd), int(parent), key, imports=bool(imports))
+
+
+_of_parent: list[Any] = []  # what would finalize the parent's objects if it went
+
+
+def become(fd: int, parent: int, key: bytes, log: int) -> NoReturn:
+    """Makes this fork of the parent what `main` is, and ends it.
+
+    Nothing of the parent's may be seen outside: no descriptor stays open, no object is finalized,
+    and no function runs at the exit.
+
+    Args:
+        fd: the descriptor of the channel to the parent.
+        parent: the parent's process id.
+        key: the channel's.
+        log: the descriptor of the file to print to.
+    """
+    code = 1
+    try:
+        gc.disable()
+        _of_parent.extend([sys.stdin, sys.stdout, sys.stderr])
+        os.setsid()
+        for standard in STANDARD[1:]:
+            os.dup2(log, standard)
+        process.write_log()
+        _close_all_but({*STANDARD, fd})
+        _forget_handlers()
+        _forget_program()
+        code = _live(fd, parent, key, imports=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):  # the disk may be full
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in list(pathlib.Path("/proc/self/fd").iterdir()):
+        if int(name.name) not in kept:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(int(name.name))
+
+
+def _forget_handlers() -> None:
+    """Resets the signals that the parent handles, as a new program would find them."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            default = number == signal.SIGINT and signal.default_int_handler
+            signal.signal(number, default or signal.SIG_DFL)
+
+
+def _forget_program() -> None:
+    """Drops the script and the user's modules: a worker imports them when it needs them."""
+    users = process_state.users_modules()
+    # Compiled modules may be loaded only once, such as those of a NumPy that the user has built.
+    compiled = {name.partition(".")[0] for name, module in users.items() if _is_compiled(module)}
+    for name in ["__main__", *users]:
+        if name.partition(".")[0] not in compiled:
+            _of_parent.append(sys.modules.pop(name, None))
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = [__file__]
+    sys.path[:] = interpreter.with_standard_first(sys.path)
+
+
+def _is_compiled(module: types.ModuleType) -> bool:
+    return (process_state.file_of(module) or "").endswith(tuple(machinery.EXTENSION_SUFFIXES))
+
+
+def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
+    process.leave_interrupts_to_parent()
+    process.write_log()
+    process.rename(neighbours.ZYGOTE)
+    if sys.stdin is not None:
+        sys.stdin.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])
-    channel = Channel(socket.socket(fileno=int(fd)))
+    channel = Channel(socket.socket(fileno=fd))
     gc.disable()  # what imports make stays; looking for garbage takes a fifth of their time
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
+            from nanotf.region import overrides
             from nanotf.worker import (  # noqa: F401, for the forks to find
                 item_session,
                 reading_session,
@@ -151,11 +235,12 @@ def main(arguments: list[str]) -> int:
             )
 
             life.replace_for_life()
+            overrides.find()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     gc.enable()
     try:
         channel.show_key_first(key)
-        order, sock = _Zygote(channel, int(parent)).serve()
+        order, sock = _Zygote(channel, parent).serve()
     except ChannelClosed:
         os._exit(0)  # also ends any workers, and skips TensorFlow's destructors
     os.environ.clear()

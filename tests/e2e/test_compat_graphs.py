@@ -149,6 +149,7 @@ def test_conversion_by_autograph() -> None:
 
 def test_names_that_older_versions_have() -> None:
     outside = tf.constant(2.0)
+    assert eager_context.has_begun()
     with eager_context.earlier_inputs() as used:
         inside = tf.constant(3.0)
         outside * inside

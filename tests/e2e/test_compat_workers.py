@@ -75,11 +75,38 @@ def test_replacing_twice_replaces_the_replacement(monkeypatch: pytest.MonkeyPatc
         assert row.is_installed() and not other.is_installed()
 
 
+def test_a_fork_looks_only_through_modules_that_came_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modules = [types.ModuleType(name) for name in ("that_defines_it", "that_comes_later")]
+    stock = lambda: "stock"  # noqa: E731
+    row = Override("that_defines_it:function", "", lambda stock, given: given)
+    for module in modules:
+        module.function = module.other_name = stock  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        replacing.find([row])
+    replacing.install([row], "ours")
+    for module in modules:
+        assert (module.function, module.other_name) == ("ours", "ours")
+
+
 def test_workers_have_replaced_them() -> None:
     @nano(num_processes=2)
     def missing(data: Any, trained: Any) -> list[str]:
+        from nanotf.compat import replacements
         from nanotf.region import overrides
 
-        return [row.target for row in overrides.TABLE if row.applies() and not row.is_installed()]
+        table = [row for row in overrides.TABLE if row.applies()]
+        stock = {
+            id(replacements._stock[row.target]) for row in table if replacements._is_function(row)
+        }
+        left = [
+            f"{module.__name__}.{name}"
+            for module in list(sys.modules.values())
+            if isinstance(module, types.ModuleType) and not module.__name__.startswith("nanotf")
+            for name, value in list(vars(module).items())
+            if id(value) in stock
+        ]
+        return left + [row.target for row in table if not row.is_installed()]
 
     assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []

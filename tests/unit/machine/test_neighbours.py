@@ -14,31 +14,30 @@ import pytest
 from nanotf import console
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import neighbours, topology
-from nanotf.machine.interpreter import python_command
 from nanotf.pool import warm
 
 EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
 
 
-def _process(proc: pathlib.Path, pid: int, name: str, cores: str, *words: str) -> None:
+def _process(proc: pathlib.Path, pid: int, name: str, cores: str, parent: int) -> None:
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "comm").write_text(f"{name}\n")
-    (proc / str(pid) / "status").write_text(f"Name:\t{name}\nCpus_allowed_list:\t{cores}\n")
-    (proc / str(pid) / "cmdline").write_bytes("\0".join([*words, ""]).encode())
-
-
-def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
-    words = python_command("nanotf.worker.zygote", "5", str(parent), "imports")
-    _process(proc, pid, neighbours.PINNED, cores, *words)
+    status = f"Name:\t{name}\nPPid:\t{parent}\nCpus_allowed_list:\t{cores}\n"
+    (proc / str(pid) / "status").write_text(status)
 
 
 def test_process_table_lists_the_taken_cores(tmp_path: pathlib.Path) -> None:
-    _worker(tmp_path, 11, "0-1", 10)
-    _worker(tmp_path, 12, "2", 10)
-    _worker(tmp_path, 21, "5", 20)
-    _worker(tmp_path, 41, "6,7", os.getpid())
-    _process(tmp_path, 51, "python", "0-7", "grep", "nanotf.worker")
-    _process(tmp_path, 61, neighbours.PINNED, "3", "what", "is", "this")
+    pinned, zygote = neighbours.PINNED, neighbours.ZYGOTE
+    _process(tmp_path, 10, "python", "0-7", 1)
+    _process(tmp_path, 11, zygote, "0-7", 10)
+    _process(tmp_path, 12, pinned, "0-1", 11)
+    _process(tmp_path, 13, pinned, "2", 11)
+    _process(tmp_path, 14, pinned, "2", 13)  # a fork of a worker
+    _process(tmp_path, 20, "python", "0-7", 1)
+    _process(tmp_path, 21, pinned, "5", 20)  # a rank
+    _process(tmp_path, 41, zygote, "0-7", os.getpid())
+    _process(tmp_path, 42, pinned, "6,7", 41)
+    _process(tmp_path, 61, pinned, "3", 60)  # whose parent has exited
     (tmp_path / "71").mkdir()
     assert neighbours.taken_cores(tmp_path) == {10: (0, 1, 2), 20: (5,)}
 
