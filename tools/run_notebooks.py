@@ -13,11 +13,13 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 from typing import Any
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs/notebooks"
 _TYPES = ("text/html", "image/png", "text/plain")
+_ADDRESS = re.compile(r"^<.* at 0x[0-9a-f]+>$")
 
 
 def digest(notebook: dict[str, Any]) -> str:
@@ -26,19 +28,29 @@ def digest(notebook: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
-def kept(output: dict[str, Any]) -> dict[str, Any]:
-    """Returns an output with what a page shows of it: the last state of lines drawn again."""
-    if output["output_type"] == "stream":
-        lines = "".join(output["text"]).split("\n")
-        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
-        return {**output, "text": text}
-    data = output["data"]
-    richest = next(kind for kind in _TYPES if kind in data)
-    return {
-        "output_type": "display_data",
-        "data": {kind: data[kind] for kind in {richest, "text/plain"} if kind in data},
-        "metadata": {},
-    }
+def kept(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the outputs of a cell with what a page shows of them.
+
+    Pieces of one stream are joined, and of lines that are drawn again the last state stays. An
+    object that shows only its address shows nothing.
+    """
+    found: list[dict[str, Any]] = []
+    for output in outputs:
+        if output["output_type"] != "stream":
+            data = output["data"]
+            richest = next(kind for kind in _TYPES if kind in data)
+            if not _ADDRESS.search("".join(data[richest])):
+                shown = {"data": {richest: data[richest]}, "metadata": {}}
+                found.append({"output_type": "display_data", **shown})
+            continue
+        if not found or found[-1].get("name") != output["name"]:
+            found.append({"output_type": "stream", "name": output["name"], "text": ""})
+        found[-1]["text"] += "".join(output["text"])
+    for stream in found:
+        if "text" in stream:
+            lines = stream["text"].split("\n")
+            stream["text"] = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    return found
 
 
 def run(path: pathlib.Path) -> None:
@@ -47,13 +59,15 @@ def run(path: pathlib.Path) -> None:
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
+    about = dict(notebook["metadata"])  # without the versions that a run adds
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     for cell in notebook["cells"]:
         cell["metadata"].pop("execution", None)
         if cell["cell_type"] == "code":
             cell["execution_count"] = None
-            cell["outputs"] = [nbformat.from_dict(kept(each)) for each in cell["outputs"]]
-    notebook["metadata"]["nanotf"] = {"outputs_of": digest(notebook)}
+            cell["outputs"] = [nbformat.from_dict(each) for each in kept(cell["outputs"])]
+    about["language_info"] = {"name": "python"}
+    notebook["metadata"] = nbformat.from_dict({**about, "nanotf": {"outputs_of": digest(notebook)}})
     nbformat.write(notebook, path)
 
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import signal
+import sys
 import threading
 from typing import Any
 
