@@ -3,8 +3,8 @@
 
 Usage: run_notebooks.py [NAME.ipynb ...]
 
-The repository's pages and the site show these outputs. Each file also keeps a digest of its cells,
-by which a test notices outputs of other cells.
+The repository's pages and the site show these outputs. Each file also keeps a digest of its code,
+by which a test notices outputs of other code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ADDRESS = re.compile(r"^<.* at 0x[0-9a-f]+>$")
 
 
 def digest(notebook: dict[str, Any]) -> str:
-    """Returns the digest of a parsed notebook's cells, without their outputs."""
-    cells = [[cell["cell_type"], "".join(cell["source"])] for cell in notebook["cells"]]
+    """Returns the digest of the code of a parsed notebook."""
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
