@@ -9,7 +9,8 @@ import sys
 import pytest
 from release import copy, run
 
-FILES = ["pyproject.toml", "tools/make_release.py", "tools/project_facts.py"]
+FILES = ["tools/make_release.py", "tools/project_facts.py"]
+PROJECT = '[project.urls]\nHomepage = "https://nanotf.dev/"\nSource = "https://nanotf.dev/git"\n'
 BUILD = "#!/bin/sh\nexit 7\n"  # in place of tools/build-dist
 BEGUN = "ended with 7."  # the release has begun
 
@@ -18,7 +19,7 @@ BEGUN = "ended with 7."  # the release has begun
 def clone(tmp_path: pathlib.Path) -> pathlib.Path:
     """A repository that can be released, of version 0.9."""
     copy(FILES, tmp_path)
-    _replace(tmp_path / "pyproject.toml", "example.com", "nanotf.dev")
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "nanotf").mkdir()
     (tmp_path / "nanotf/__init__.py").write_text('__version__ = "0.9"\n')
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.9]\n\n- News.\n")
@@ -65,7 +66,7 @@ def test_all_reasons_are_printed_at_once(clone: pathlib.Path) -> None:
     _commit(clone)
     (clone / "new.txt").write_text("")
     said = _release(clone)
-    assert "Received: Homepage = https://example.com/nanotf, " in said
+    assert "Received: Homepage = https://example.com/, Source = https://example.com/git." in said
     assert "must begin with a section of the version, 0.9. Received: 0.8." in said
     assert "lines under `## [Unreleased]`" in said
     assert "changes in new.txt." in said
