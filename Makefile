@@ -17,6 +17,10 @@
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make scaling             compare with plain Keras for 2, 4, 8, ... workers
 #   make dist                build a release in dist: a manylinux wheel, the source distribution
+#   make release             check all that a release needs, build it, install it in an empty environment,
+#                            run the README's programs there; stops before the upload. ARGS=--rehearse
+#                            does so before the tag, the changelog and the addresses are ready
+#   make notebooks           run the tutorials, and keep their outputs in the files
 #   make clean               remove the files that these commands made
 #
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
@@ -136,6 +140,16 @@ format: $(STAMP)
 # Installs its tools in .venv-dist. zig needs 2 minutes the first time, to compile its libraries.
 dist:
 	PYTHON='$(PYTHON)' tools/build-dist
+
+# 10 minutes on 2 cores, most of them downloads.
+.PHONY: release
+release:
+	PYTHON='$(PYTHON)' $(PYTHON) tools/make_release.py $(ARGS)
+
+# ARGS=docs/notebooks/keras_fit.ipynb runs one.
+.PHONY: notebooks
+notebooks: $(STAMP)
+	PYTHONPATH='$(CURDIR)' PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/run_notebooks.py $(ARGS)
 
 venv: $(STAMP)
 

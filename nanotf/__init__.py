@@ -17,7 +17,7 @@ if os.name != "posix":
         f"nanotf runs on Linux. Received: os.name={os.name!r}. On Windows, install it in WSL 2."
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "CheckpointManager": "nanotf.region.checkpoint_manager",

@@ -1,12 +1,14 @@
 """MkDocs hook: turns each docs/notebooks/NAME.ipynb into a page.
 
-The notebooks are committed without outputs. A page has their text and code, and a link to the file.
+A page has the text, the code and the outputs of a notebook, which tools/run_notebooks.py keeps in
+the file, and a link to the file.
 Other pages link to the .ipynb file, which readers of the repository can open; on the site such a
 link leads to the page.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 import re
@@ -15,6 +17,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 FOLDER = "notebooks"
+_EMPTY = re.compile(r"\n\s*\n")
 _LINK = re.compile(rf"(\((?:\.\./)*(?:{FOLDER}/)?\w+)\.ipynb((?:#[\w-]+)?\))")
 
 
@@ -44,7 +47,25 @@ def page(notebook: dict[str, Any], name: str) -> str:
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        parts += [_shown(output) for output in cell["outputs"]]
     title, _, rest = parts[0].partition("\n")
     link = f'<a href="../{name}" download>Download this notebook</a>'
     return "\n\n".join([title, link, rest.strip(), *parts[1:]]) + "\n"
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """Writes an output as HTML: what was printed, a picture, or the HTML of an object."""
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "text/html" in data:
+        shown = "".join(data["text/html"])
+    elif "image/png" in data:
+        encoded = "".join(data["image/png"]).replace("\n", "")
+        shown = f'<img alt="output" src="data:image/png;base64,{encoded}">'
+    else:
+        shown = f"<pre>{html.escape(''.join(data['text/plain']).rstrip())}</pre>"
+    # Markdown ends a block of HTML at an empty line.
+    return f'<div class="nanotf-output">{_EMPTY.sub("&#10;&#10;", shown)}</div>'

@@ -309,6 +309,15 @@ def is_users_file(path: str) -> bool:
     return not path.startswith(_STANDARD) and _INSTALLED.isdisjoint(path.split("/"))
 
 
+def is_module(value: Any) -> bool:
+    """Returns True for a module, and not for what only says that it is one.
+
+    `isinstance` believes `__class__`. A library that cffi has loaded is in `sys.modules`, says so,
+    and has neither a `__dict__` nor a file; mlflow imports one.
+    """
+    return issubclass(type(value), types.ModuleType)
+
+
 def file_of(module: Any) -> str | None:
     """Returns the file of a module, or None."""
     # A lazy module imports itself when an attribute is read.
@@ -319,7 +328,7 @@ def file_of(module: Any) -> str | None:
 def _is_users(name: str, module: Any) -> bool:
     if name == "__main__" or name.partition(".")[0] in LIBRARIES:
         return False
-    file = file_of(module) if isinstance(module, types.ModuleType) else None
+    file = file_of(module) if is_module(module) else None
     return file is not None and is_users_file(file)
 
 

@@ -100,7 +100,7 @@ class Contents:
             return list(value)
         if type(value) in _INSIDE:
             return [getattr(value, name) for name in _INSIDE[type(value)]]
-        if isinstance(value, (*_DEFINITIONS, types.ModuleType)):
+        if isinstance(value, _DEFINITIONS) or process_state.is_module(value):
             if not self._is_own(value):
                 return ()
             has_globals = isinstance(value, types.FunctionType) and _is_of_user(value)
@@ -148,7 +148,7 @@ def _is_sent(value: Any) -> bool:
 
 def _is_imported(value: Any) -> bool:
     """Returns True for a module of the user's, and for what it defines."""
-    if isinstance(value, types.ModuleType):
+    if process_state.is_module(value):
         return user_modules.is_users(value)
     return _is_of_user(value)
 

@@ -100,6 +100,7 @@ def run(
         The exit code, if the worker could not be set up. After `Stop`, the process exits here.
     """
     tracebacks.enter_worker()
+    process.refuse_breakpoints()
     process.write_log()
     process.write_stacks()
     warnings = process.pin(cores)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from nanotf.errors import UnavailableError
 from nanotf.machine.neighbours import PINNED
 from nanotf.machine.shell_state import thread_count
 from nanotf.wire.memory_files import STANDARD
@@ -80,6 +81,22 @@ def _prctl(option: int, value: Any) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def refuse_breakpoints() -> None:
+    """Makes `breakpoint()` raise: a debugger would read this process's closed standard input."""
+    sys.breakpointhook = _refuse_breakpoint
+
+
+def _refuse_breakpoint(*args: Any, **kwargs: Any) -> Any:
+    chosen = os.environ.get("PYTHONBREAKPOINT")  # "0" for none, or a debugger without a terminal
+    if chosen:
+        return sys.__breakpointhook__(*args, **kwargs)
+    raise UnavailableError(
+        "A debugger needs a terminal, which a worker does not have. Received: breakpoint() in a "
+        "worker. Leave num_processes out, so that all code runs in your process, or set "
+        "PYTHONBREAKPOINT to a debugger that listens on a socket."
+    )
 
 
 def end_with_parent(parent: int) -> None:

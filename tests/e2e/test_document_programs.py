@@ -59,9 +59,21 @@ def test_commands_of_the_readme(command: str, tmp_path: pathlib.Path) -> None:
     assert "Epoch 5/5" in output
 
 
+# Packages of programs of the pages that no extra of nanotf installs.
+OF_USERS = ("mlflow", "wandb")
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_the_pages(name: str, tmp_path: pathlib.Path) -> None:
-    run_script(tmp_path, PROGRAMS[name])
+    """A program that is named as tests are is run by pytest."""
+    for package in OF_USERS:
+        if f"import {package}\n" in PROGRAMS[name]:
+            pytest.importorskip(package)
+    if name.startswith("test_"):
+        (tmp_path / name).write_text(PROGRAMS[name])
+        assert " passed" in run_python(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", name)
+    else:
+        run_script(tmp_path, PROGRAMS[name])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -282,7 +283,11 @@ def test_workers_that_grow_are_replaced() -> None:
 def test_lazy_modules_of_a_module_are_not_imported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Optuna has such modules; what they import may not be installed."""
+    """Optuna has such modules; what they import may not be installed.
+
+    Nor are attributes read of what only says that it is a module, as libraries of cffi do.
+    """
+    monkeypatch.setitem(sys.modules, "library_of_mine", None)  # undone after the test
     (tmp_path / "broken_of_mine.py").write_text("raise ImportError('imported')\n")
     (tmp_path / "lazy_of_mine.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
@@ -292,7 +297,14 @@ def test_lazy_modules_of_a_module_are_not_imported(
 
 LAZY = """
 import importlib.util
+import sys
 import types
+
+class Library:
+    __slots__ = ()
+    __class__ = property(lambda self: types.ModuleType)
+
+library = sys.modules["library_of_mine"] = Library()
 
 class Lazy(types.ModuleType):
     def __getattr__(self, name):

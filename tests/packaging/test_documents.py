@@ -7,11 +7,12 @@ import inspect
 import json
 import pathlib
 import re
+import runpy
 import sys
 
 import pytest
 from documents import DOCS, NOTEBOOKS, PAGES, README, ROOT, names_in_first_column, python_blocks
-from release import run
+from release import run, tracked
 
 import nanotf
 from nanotf import errors
@@ -168,10 +169,14 @@ def test_number_of_programs() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_have_no_outputs(path: pathlib.Path) -> None:
-    for cell in json.loads(path.read_text())["cells"]:
-        assert cell.get("outputs", []) == []
-        assert cell.get("execution_count") is None
+def test_outputs_of_a_notebook_are_of_its_cells(path: pathlib.Path) -> None:
+    """`make notebooks` has run it since its cells last changed."""
+    notebook = json.loads(path.read_text())
+    digest = runpy.run_path(str(ROOT / "tools/run_notebooks.py"))["digest"]
+    assert notebook["metadata"]["nanotf"] == {"outputs_of": digest(notebook)}
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert sum(bool(cell["outputs"]) for cell in code) >= 3
+    assert [cell["execution_count"] for cell in code] == [None] * len(code)
 
 
 def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
@@ -184,3 +189,21 @@ def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
             "Download this notebook" in (tmp_path / f"notebooks/{path.stem}/index.html").read_text()
         )
         assert f'href="{path.stem}/"' in linked
+    shown = (tmp_path / "notebooks/where_the_time_goes/index.html").read_text()
+    assert '<img alt="timeline of all processes" src="data:image/png;base64,' in shown
+    assert f"nanotf {nanotf.__version__}, " in shown  # and the date
+
+
+def test_addresses_are_in_one_place() -> None:
+    """In pyproject.toml: a release, and a move, change them there alone."""
+    facts = runpy.run_path(str(ROOT / "tools/project_facts.py"))
+    places = {url.split("://")[1].rstrip("/") for url in facts["addresses"]().values()}
+    assert places
+    found = [
+        name
+        for name in tracked()
+        if name != "pyproject.toml" and (ROOT / name).suffix not in {".png", ".ipynb"}
+        for text in [(ROOT / name).read_text(errors="replace")]
+        if any(place in text for place in places)
+    ]
+    assert found == []

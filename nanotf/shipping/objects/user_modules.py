@@ -99,8 +99,9 @@ def unwrapped(function: Any) -> Any:
 
 def module_of(value: Any) -> types.ModuleType | None:
     """Returns a module itself, else the module of a function, a class, or an object's class."""
-    if isinstance(value, types.ModuleType):
-        return value
+    if process_state.is_module(value):
+        module: types.ModuleType = value
+        return module
     name = getattr(unwrapped(value), "__module__", None)
     return sys.modules.get(name) if isinstance(name, str) else None
 
