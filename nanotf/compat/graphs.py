@@ -6,7 +6,7 @@
 | `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
 | `function_def_to_graph` | the graphs of loops that TensorFlow still makes with `Defun` (`ctc_loss`) |
-| `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
+| `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS`, `get_read_write_resource_inputs` | operations with effects, and the variables that they write |
 | `Operation.traceback`, `Operation._original_op`, AutoGraph's `__autograph_generated_file*.py` | the line of code that made an operation; for one of a gradient, the operation that it belongs to; AutoGraph does not map the lines of a gradient's function back |
 | `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
@@ -263,6 +263,22 @@ def has_effects(operation: Any) -> bool:
     if operation.type in (*auto_control_deps_utils.RESOURCE_READ_OPS, *_TABLE_READS):
         return False
     return bool(auto_control_deps.op_is_stateful(operation))
+
+
+def written_resources(graph: Any) -> set[int]:
+    """Returns the ids of the handles, outside of all graphs, of the variables that a graph writes."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    written = [
+        tensor
+        for operation in graph.get_operations()
+        for tensor in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+    ]
+    while graph is not None:
+        outside = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
+        written = [outside.get(id(tensor), tensor) for tensor in written]
+        graph = getattr(graph, "outer_graph", None)
+    return {id(tensor) for tensor in written}
 
 
 def has_own_gradient(operation: Any) -> bool:

@@ -505,7 +505,7 @@ def heap_of(value: Any) -> Any:
 
 OF_RANKS = (*rank_overrides.KERAS, *rank_overrides.FILES)
 OF_WORKERS = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
-TABLES = (*OF_WORKERS, *OF_RANKS)
+TABLES = (*OF_WORKERS, *OF_RANKS, *step_seeds.TABLE)
 REPLACED = [row for row in TABLES if row.applies()]
 
 

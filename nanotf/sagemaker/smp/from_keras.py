@@ -60,10 +60,7 @@ class KerasModel(StepModel):
         if hasattr(model, "output_names"):  # of Keras 3's classes, Functional alone
             self.output_names = list(model.output_names)  # for losses by name
         self._nanotf_spec = _specs(model, "input")
-        arguments = ("x", "y", "sample_weight")
-        plain = {"autograph": False}
-        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
-        self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
+        self._make_steps()
         if runtime.mp_size() > 1:
             self._cut()
 
@@ -75,7 +72,7 @@ class KerasModel(StepModel):
         found = _results.get()
         if found is not None:
             return found[0]
-        if runtime.calling.get():
+        if runtime.calling.get() is not None:
             return super().__call__(*args, **kwargs)
         if _in_loop.get() and not tf.executing_eagerly():
             # Keras wants to know shapes. What it traces here never runs.
@@ -164,6 +161,11 @@ class KerasModel(StepModel):
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
+    def _make_steps(self) -> None:
+        arguments, plain = ("x", "y", "sample_weight"), {"autograph": False}
+        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
+        self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
+
     # ------------------------------------------------------------------------------- loops
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
@@ -171,6 +173,7 @@ class KerasModel(StepModel):
         # Keras 3 may choose XLA by itself, which cannot compile functions of Python.
         given["jit_compile"] = False
         super().compile(**given)
+        self._make_steps()  # those made before have the losses of the compile call before
         keras_checks.check_optimizer(self.optimizer, runtime.mp_size())
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:

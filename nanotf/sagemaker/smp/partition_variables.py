@@ -19,6 +19,7 @@ import tensorflow as tf
 from nanotf.compat import graphs
 from nanotf.compat.keras_common import tf_variable
 from nanotf.sagemaker.smp.cut import EVERYWHERE
+from nanotf.sagemaker.smp.step_seeds import drawing_from
 
 
 class Variables:
@@ -35,7 +36,8 @@ class Variables:
         with tf.init_scope():
             if callable(value):
                 # Traced, not computed. An initializer of Keras 2 draws its seed in its first call.
-                spec = tf.function(value, autograph=False).get_concrete_function()
+                with drawing_from(None):
+                    spec = tf.function(value, autograph=False).get_concrete_function()
                 shape, dtype = spec.output_shapes, spec.output_dtypes
             else:
                 value = tf.convert_to_tensor(value, dtype=arguments.get("dtype"))

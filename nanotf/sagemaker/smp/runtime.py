@@ -40,8 +40,9 @@ _hooks: list[Callable[[], Any]] = []
 _notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
 called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-# Set while the code of a step, or of `save_model`, calls models.
-calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+# While the code of a step, or of `save_model`, may call models: gets those that it calls.
+calling: contextvars.ContextVar[weakref.WeakKeyDictionary[Any, None] | None]
+calling = contextvars.ContextVar("nanotf_smp_calling", default=None)
 
 
 def enter(mailbox: Mailbox | None, hosts: tuple[str, ...] = ()) -> None:
@@ -259,9 +260,13 @@ def run_hooks() -> None:
 
 
 @contextlib.contextmanager
-def allowed() -> Iterator[None]:
-    """Lets models be called in this context."""
-    before = calling.set(True)
+def allowed(models: weakref.WeakKeyDictionary[Any, None] | None = None) -> Iterator[None]:
+    """Lets models be called in this context.
+
+    Args:
+        models: gets those that are called.
+    """
+    before = calling.set(weakref.WeakKeyDictionary() if models is None else models)
     try:
         yield
     finally:

@@ -36,7 +36,8 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not runtime.calling.get():
+        models = runtime.calling.get()
+        if models is None:
             raise JobError(
                 "A smp.DistributedModel is called in a function decorated by smp.step. Received: "
                 f"a call of {self.name!r} outside one. Put the call into such a function; for "
@@ -44,6 +45,7 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        models.setdefault(self)
         runtime.called.setdefault(self)
         known = partitioned.of(self)
         if runtime.mp_size() == 1 or (known is not None and known.is_whole):
