@@ -38,6 +38,7 @@ from nanotf.compat import (
     versions,
 )
 from nanotf.compat.generation import generation
+from nanotf.sagemaker.smp import steps
 from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.keras_session import KerasSession
 from nanotf.compat.replacements import Override
@@ -505,7 +506,7 @@ def heap_of(value: Any) -> Any:
 
 OF_RANKS = (*rank_overrides.KERAS, *rank_overrides.FILES)
 OF_WORKERS = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
-TABLES = (*OF_WORKERS, *OF_RANKS, *step_seeds.TABLE)
+TABLES = (*OF_WORKERS, *OF_RANKS, *steps.TABLE)
 REPLACED = [row for row in TABLES if row.applies()]
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from nanotf.compat import graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.replacements import KERAS_3, Override
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -135,7 +136,7 @@ class PartitionedStep:
     def _make(self) -> Any:
         if runtime.is_rank():
             replacements.install(step_errors.TABLE, None)  # an error then ends it with its reason
-        replacements.install(step_seeds.TABLE, None)
+        replacements.install(TABLE, None)
         body = self._allowed()
         # With several partitions, the body runs in threads that stop where it calls the model
         # (`bodies`), so AutoGraph converts it without a graph of its own.
@@ -223,6 +224,26 @@ def _one_by_one(traces: _Traces, parts: Sequence[Any]) -> list[Any]:
 def _anew(value: Any) -> Any:
     """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
     return tf.identity(value) if isinstance(value, (tf.Tensor, tf.RaggedTensor)) else value
+
+
+def _applying_none(stock: Any, _: Any) -> Any:
+    @functools.wraps(stock)
+    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        return stock(self, pairs) if pairs else self.iterations
+
+    return apply_gradients
+
+
+TABLE = (
+    *step_seeds.TABLE,
+    Override(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply_gradients",
+        "the variables of a partition may all be frozen",
+        _applying_none,
+        KERAS_3,
+    ),
+)
 
 
 def _output(*parts: Any) -> StepOutput | None:
