@@ -4,12 +4,13 @@ Each rank trains its part of each model, and compares it with a plain program th
 batches, and the random numbers that the step has drawn: exact in float64, or refused before the
 first step.
 
-    smp_models.py CONFIGURATION...      partitions,microbatches,pipeline
+    smp_models.py FOLDER CONFIGURATION...      partitions,microbatches,pipeline
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf import smp
-from nanotf.errors import NanoError
+from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import CollectiveError, ModelError, NanoError, UnavailableError
 
 STEPS, ROWS, WIDTH = 4, 8, 4
 L = tf.keras.layers
@@ -373,7 +375,7 @@ def compare(name: str, case: Case) -> None:
         assert len(set(smp.allgather(str(draws)))) == 1, name
     expected, plain = train_plain(case, draws)
     np.testing.assert_allclose(losses, plain, rtol=1e-9, err_msg=name)
-    held = [np.array(w) for w in model.weights]
+    held = [tf_variable(w).numpy() for w in model.weights]
     everywhere = smp.allgather(held, smp.CommGroup.DP_GROUP)
     for copy in everywhere[1:]:
         for one, other in zip(copy, everywhere[0], strict=True):
@@ -385,20 +387,123 @@ def compare(name: str, case: Case) -> None:
         assert any(close), (name, weight.name)
 
 
+# ------------------------------------------------------------------------------- refused, whole
+def refused(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+
+def check_whole(folder: pathlib.Path) -> None:
+    """What a process does with a model of which it holds a part is whole, or refused."""
+    case = CASES["dense"]
+    model, _, _ = train(case)
+    plain, _ = train_plain(case, [[]] * STEPS)
+    assert model.count_params() == plain.count_params() > sum(np.size(w) for w in model.weights)
+    lines: list[str] = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    assert str(plain.count_params()) in "".join(lines)
+    refused(ModelError, "get_weights() of", model.get_weights)
+    refused(ModelError, "set_weights() of", lambda: model.set_weights([]))
+    refused(ModelError, "load_weights() of", lambda: model.load_weights("any.weights.h5"))
+    checkpoint = tf.train.Checkpoint(model=model)
+    refused(ModelError, "smp.CheckpointManager", lambda: checkpoint.save(str(folder / "part")))
+    model.save_weights(str(folder / "all.weights.h5"))
+    elsewhere = [w for layer in (model.first, model.last) for w in layer.weights]
+    held = {id(w) for w in model.weights}
+    for weight in (w for w in elsewhere if id(w) not in held):
+        refused(ModelError, "a read of", lambda weight=weight: tf_variable(weight).numpy())
+        read = tf.function(lambda weight=weight: tf.reduce_sum(weight))
+        refused(ModelError, "a read of", read)
+    if smp.rank() == 0:
+        plain.load_weights(str(folder / "all.weights.h5"))
+    copies = smp.allgather([np.array(w) for w in model.weights])
+    if smp.rank() == 0:
+        for weight, right in zip(plain.weights, sum(copies, []), strict=True):
+            np.testing.assert_array_equal(weight, right)
+
+
+def check_rebuilt() -> None:
+    """A step is traced anew when layers are frozen."""
+    model, optimizer = made(CASES["dense"], smp.DistributedModel), tf.keras.optimizers.SGD(0.1)
+
+    @smp.step
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = square(model(x, training=True), y)
+        return tape.gradient(loss, model.trainable_variables)
+
+    x, y = batches()[0]
+    for frozen in (False, True, False):
+        model.first.trainable = not frozen
+        before = [np.array(w) for w in model.first.weights] if smp.mp_rank() == 0 else []
+        gradients = step(x, y)
+        averaged = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(averaged, model.trainable_variables, strict=True))
+        for old, new in zip(before, model.first.weights, strict=False):
+            assert np.array_equal(old, new) == frozen
+
+
+def check_errors() -> None:
+    """Errors keep their class in a `tf.function` around the step."""
+    model = made(CASES["dense"], smp.DistributedModel)
+    numbers = np.random.default_rng(smp.rank())
+
+    @smp.step
+    def step(x: Any) -> Any:
+        noise = tf.numpy_function(lambda: numbers.normal(size=(4, WIDTH)), [], tf.float64)
+        noise.set_shape((4, WIDTH))
+        with tf.GradientTape() as tape:
+            loss = square(model(x + noise, training=True), noise)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @smp.step
+    def twice(x: Any) -> Any:
+        return model(model(x))
+
+    x = batches()[0][0]
+    for around in (lambda function: function, tf.function):
+        refused(CollectiveError, "the model's inputs of microbatch 0", lambda: around(step)(x))
+        refused(UnavailableError, "calls one model once", lambda: around(twice)(x))
+    compiled = smp.step(lambda x: model(x), jit_compile=True)
+    refused(UnavailableError, "XLA cannot compile", lambda: compiled(x))
+
+
 def main() -> None:
-    for text in sys.argv[1:]:
+    for text in sys.argv[2:]:
         partitions, microbatches, pipeline = text.split(",")
         manual = {"auto_partition": False, "default_partition": 0} if partitions != "1" else {}
         config = {"partitions": int(partitions), "microbatches": int(microbatches)}
-        import os; only=os.environ.get('ONLY')
+        import os
+
+        only = os.environ.get("ONLY")
         for name, case in CASES.items():
-            if only and name not in only.split(','): continue
+            if only and name not in only.split(","):
+                continue
             smp.init({**config, "pipeline": pipeline, **manual})
             try:
                 compare(name, case)
             except Exception as error:
-                import traceback; print("FAIL", name, text, type(error).__name__, str(error)[:600], "".join(traceback.format_tb(error.__traceback__)[-2:])[:500], flush=True)
+                import traceback
+
+                print(
+                    "FAIL",
+                    name,
+                    text,
+                    type(error).__name__,
+                    str(error)[:600],
+                    "".join(traceback.format_tb(error.__traceback__)[-2:])[:500],
+                    flush=True,
+                )
         print(f"rank {smp.rank()}: {text}", flush=True)
+    smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    check_whole(pathlib.Path(sys.argv[1]))
+    check_rebuilt()
+    check_errors()
+    print(f"rank {smp.rank()}: done", flush=True)
 
 
 main()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import JobError, NanoError
+from nanotf.errors import JobError
 from nanotf.sagemaker.smp.step_seeds import SeedStream, drawing_from
 
 _local = threading.local()  # `body`: the body that runs in this thread
@@ -109,9 +109,7 @@ class Body:
         except _StepFailed:
             pass
         except BaseException as error:
-            # AutoGraph replaces the classes that it does not know.
-            is_ours = isinstance(error.__context__, NanoError)
-            self._error = error.__context__ if is_ours else error
+            self._error = error
         finally:
             self._requests.put(None)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from nanotf.compat import step_errors
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.times import Label, StepTimes
@@ -40,13 +41,15 @@ def send(
         return np.int64(len(arrays))
 
     noted = times.noting(label, put)
-    return tf.numpy_function(noted, list(tensors), tf.int64, name=f"send_{tag}").op
+    return tf.numpy_function(
+        step_errors.carried(noted), list(tensors), tf.int64, name=f"send_{tag}"
+    ).op
 
 
 def note(times: StepTimes, label: Label) -> Any:
     """Makes an operation that only notes its times; see `send`."""
     noted = times.noting(label, lambda: np.int64(0))
-    return tf.numpy_function(noted, [], tf.int64, name="note_times").op
+    return tf.numpy_function(step_errors.carried(noted), [], tf.int64, name="note_times").op
 
 
 def receive(
@@ -67,7 +70,7 @@ def receive(
 
     dtypes = [spec.dtype for spec in specs]
     noted = times.noting(label, take)
-    found = tf.numpy_function(noted, [], dtypes, name=f"receive_{tag}")
+    found = tf.numpy_function(step_errors.carried(noted), [], dtypes, name=f"receive_{tag}")
     for tensor, spec in zip(found, specs, strict=True):  # a function of Python tells no shapes
         tensor.set_shape(spec.shape)
     return list(found)
@@ -142,7 +145,7 @@ def compare(tag: str, tensors: Mapping[str, Sequence[Any]]) -> Any:
         return np.int64(0)
 
     flat = [sample for each in samples.values() for sample in each]
-    return tf.numpy_function(check, flat, tf.int64, name="compare").op
+    return tf.numpy_function(step_errors.carried(check), flat, tf.int64, name="compare").op
 
 
 def _is_real(tensor: Any) -> bool:
@@ -190,4 +193,4 @@ def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
         begins()
         return np.int64(0)
 
-    return tf.numpy_function(compare, list(tensors), tf.int64, name="begin").op
+    return tf.numpy_function(step_errors.carried(compare), list(tensors), tf.int64, name="begin").op

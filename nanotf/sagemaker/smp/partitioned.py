@@ -15,7 +15,7 @@ from nanotf.sagemaker.smp import auto_partition, cut, runtime, step_seeds
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Cut
 from nanotf.sagemaker.smp.partition_variables import Variables
-from nanotf.sagemaker.smp.trace import trace
+from nanotf.sagemaker.smp.trace import TracedCall, trace
 
 
 class Partitioned:
@@ -132,7 +132,6 @@ class Partitioned:
         self._variables.keep(made.variables, runtime.mp_rank(), call.model.variables)
         return made, traced.draws
 
-
     def _check_strangers(self, model: Any, traced: TracedCall, made: Cut) -> None:
         """Refuses variables that are not the model's: one partition alone would train them."""
         with self.unlimited():
@@ -167,6 +166,12 @@ def is_cut(model: Any) -> bool:
     """Returns True once a step has cut the model."""
     known = of(model)
     return known is not None and known.is_cut
+
+
+def is_part(model: Any) -> bool:
+    """Returns True for a model that a step has cut, outside of contexts that make it whole."""
+    known = of(model)
+    return known is not None and known.is_cut and not known.is_whole
 
 
 def all_trainable(model: Any) -> list[Any]:

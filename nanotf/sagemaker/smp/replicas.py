@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from nanotf.compat import step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
@@ -128,7 +129,9 @@ def average_states(models: Iterable[Any], written: Callable[[Any], bool]) -> Non
 
     read = [state.read_value() for state in states]
     for state, mean in zip(
-        states, tf.numpy_function(average, read, [v.dtype for v in read]), strict=True
+        states,
+        tf.numpy_function(step_errors.carried(average), read, [v.dtype for v in read]),
+        strict=True,
     ):
         mean.set_shape(state.shape)
         state.assign(mean)

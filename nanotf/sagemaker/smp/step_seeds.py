@@ -168,7 +168,7 @@ def _tracing(stock: Any, _: Any) -> Any:
 
 def _generating(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
-    def next(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - Keras's name
+    def next(self: Any, *args: Any, **kwargs: Any) -> Any:
         drawn = stock(self, *args, **kwargs)
         if _current.get() is None or not runtime.has_replicas() or runtime.dp_rank() == 0:
             return drawn

@@ -23,6 +23,7 @@ from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
+    UnavailableError,
 )
 from nanotf.sagemaker.smp import partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
@@ -120,12 +121,22 @@ class PartitionedStep:
         results = graphs_of_key(*args, **kwargs)
         # The first call has made the variables.
         self._graphs[self._key()] = graphs_of_key
-        if all(part is None for part in tf.nest.flatten(results)):
+        flat = tf.nest.flatten(results)  # empty: no gradients in a partition without variables
+        if flat and all(part is None for part in flat):
             raise ModelError(
                 "A step's function must return a tensor that depends on the model's output. "
                 f"Received: {self._function.__name__} returns None."
             )
         return tf.nest.map_structure(_output, *results)
+
+    def _check_options(self) -> None:
+        if self._options.get("jit_compile") and runtime.is_rank():
+            raise UnavailableError(
+                "XLA cannot compile a step of several ranks: messages between them are code of "
+                f"Python. Received: jit_compile={self._options['jit_compile']!r} with "
+                f"{runtime.size()} ranks. Leave it out, or give it to a tf.function that the "
+                "model's call uses."
+            )
 
     def _key(self) -> Any:
         """Returns what the models train, which a trace is made for."""
@@ -134,6 +145,7 @@ class PartitionedStep:
         )
 
     def _make(self) -> Any:
+        self._check_options()
         if runtime.is_rank():
             replacements.install(step_errors.TABLE, None)  # an error then ends it with its reason
         replacements.install(TABLE, None)
@@ -212,7 +224,9 @@ def _one_by_one(traces: _Traces, parts: Sequence[Any]) -> list[Any]:
     before: list[Any] = []
     for microbatch, (own_args, own_kwargs) in enumerate(parts):
         with tf.control_dependencies(before):
-            args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
+            args, kwargs = tf.nest.map_structure(
+                _anew, (own_args, own_kwargs), expand_composites=True
+            )
             results.append(traces.of(microbatch)(*args, **kwargs))
         flat = tf.nest.flatten(results[-1], expand_composites=True)
         # TensorFlow may inline the call. What depends on the call's operation then waits
@@ -223,7 +237,7 @@ def _one_by_one(traces: _Traces, parts: Sequence[Any]) -> list[Any]:
 
 def _anew(value: Any) -> Any:
     """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
-    return tf.identity(value) if isinstance(value, (tf.Tensor, tf.RaggedTensor)) else value
+    return tf.identity(value) if isinstance(value, tf.Tensor) else value
 
 
 def _applying_none(stock: Any, _: Any) -> Any:
@@ -237,6 +251,7 @@ def _applying_none(stock: Any, _: Any) -> Any:
 
 TABLE = (
     *step_seeds.TABLE,
+    *step_errors.CLASSES,
     Override(
         "keras.src.optimizers.base_optimizer:BaseOptimizer.apply_gradients",
         "the variables of a partition may all be frozen",

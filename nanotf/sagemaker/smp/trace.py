@@ -105,8 +105,12 @@ def trace(
         if (seeds := step_seeds.current()) is not None:
             seeds.continues_in(tf.compat.v1.get_default_graph())
         # This scope is inside one that keeps variables by name, which Keras 3 uses twice.
-        scopes = (runtime.noted(notes), around_layers(notes.of_layer))
-        with tf.variable_creator_scope(creator), effects.ordered(), scopes[0], scopes[1]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tf.variable_creator_scope(creator))
+            stack.enter_context(effects.ordered())
+            stack.enter_context(runtime.noted(notes))
+            stack.enter_context(around_layers(notes.of_layer))
+            stack.enter_context(graphs.reading_released())  # other processes run those reads
             results = call(*inputs)
         flat = tf.nest.flatten(results, expand_composites=True)
         _check_results(flat)
