@@ -289,7 +289,7 @@ CASES = {
     "layers drop": Case(lambda base: dropping(base, KerasDropout), dropped),
     "frozen base": Case(lambda base: two_layers(base, frozen=[0]), plain_loss),
     "frozen head": Case(lambda base: two_layers(base, frozen=[1]), plain_loss),
-    "tied": Case(tied, tied_loss),
+    "tied": Case(tied, tied_loss, "must be used in one partition"),
     "several": Case(several, several_loss),
     "recurrent": Case(recurrent, plain_loss),
     "regularized": Case(regularized, regularized_loss, "no losses of its own"),
@@ -465,9 +465,18 @@ def check_errors() -> None:
         return model(model(x))
 
     x = batches()[0][0]
-    for around in (lambda function: function, tf.function):
-        refused(CollectiveError, "the model's inputs of microbatch 0", lambda: around(step)(x))
-        refused(UnavailableError, "calls one model once", lambda: around(twice)(x))
+
+    def inside(function: Any) -> Any:
+        @tf.function
+        def around(x: Any) -> Any:
+            return tf.nest.map_structure(lambda output: output.accumulate(), function(x))
+
+        return around
+
+    for around in (lambda function: function, inside):
+        failing, calling_twice = around(step), around(twice)
+        refused(CollectiveError, "the model's inputs of microbatch 0", lambda f=failing: f(x))
+        refused(UnavailableError, "calls one model once", lambda f=calling_twice: f(x))
     compiled = smp.step(lambda x: model(x), jit_compile=True)
     refused(UnavailableError, "XLA cannot compile", lambda: compiled(x))
 

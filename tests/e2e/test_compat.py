@@ -38,12 +38,12 @@ from nanotf.compat import (
     versions,
 )
 from nanotf.compat.generation import generation
-from nanotf.sagemaker.smp import steps
 from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.keras_session import KerasSession
 from nanotf.compat.replacements import Override
 from nanotf.ranks import rank_overrides
 from nanotf.region import overrides
+from nanotf.sagemaker.smp import steps
 from nanotf.shipping.objects import heap
 
 pytestmark = pytest.mark.both_generations

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import graphs
 from nanotf.compat.checkpointing import AskedByCheckpoints
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import JobError, ModelError, UnavailableError
@@ -68,7 +69,7 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         known = partitioned.of(self)
         if known is None or not known.is_cut or known.is_whole:
             return list(super().losses)
-        with known.unlimited():
+        with known.unlimited(), graphs.reading_released():
             found = super().losses
         if found:
             raise UnavailableError(

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from nanotf.compat import graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
-from nanotf.compat.replacements import KERAS_3, Override
+from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -160,21 +160,22 @@ class PartitionedStep:
         def microbatches(*batch: Any, **named: Any) -> list[Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
             results = pipeline.run(body, parts) if traces is None else _one_by_one(traces, parts)
-            replicas.average_states(list(runtime.called), self._written())
+            models = list(self._models)  # in the order of their calls, on all copies
+            replicas.average_states(models, self._written(models))
             # While the step is traced: the models are built, and nothing has computed yet.
             with tf.init_scope():
-                replicas.equalize(runtime.called)
+                replicas.equalize(models)
                 runtime.run_hooks()
             return results
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
         return tf.function(microbatches, autograph=False, **of_all)
 
-    def _written(self) -> Callable[[Any], bool]:
+    def _written(self, models: Sequence[Any]) -> Callable[[Any], bool]:
         """Returns a function that tells the variables that this step's trace writes."""
         handles = graphs.written_resources(tf.compat.v1.get_default_graph())
         if runtime.mp_size() > 1:  # a call of a stage does not tell which it only reads
-            known = [partitioned.of(model) for model in runtime.called]
+            known = [partitioned.of(model) for model in models]
             handles = set().union(*(each.written for each in known if each is not None))
         return lambda variable: id(variable.handle) in handles
 
@@ -249,7 +250,28 @@ def _applying_none(stock: Any, _: Any) -> Any:
     return apply_gradients
 
 
+def _getting(stock: Any, _: Any) -> Any:
+    def get_gradients(self: Any, loss: Any, params: Sequence[Any]) -> list[Any]:
+        """Returns what `smp.gradients` does, for scripts written for Keras's older optimizers."""
+        return gradients(loss, params)
+
+    return get_gradients
+
+
 TABLE = (
+    *(
+        Override(
+            f"keras.src.optimizers.{place}.get_gradients",
+            "scripts written for smp get their gradients by it",
+            _getting,
+            versions,
+            adds=True,
+        )
+        for place, versions in (
+            ("base_optimizer:BaseOptimizer", KERAS_3),
+            ("optimizer:_BaseOptimizer", KERAS_2),
+        )
+    ),
     *step_seeds.TABLE,
     *step_errors.CLASSES,
     Override(
