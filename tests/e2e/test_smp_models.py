@@ -20,7 +20,6 @@ CASES = {
 THOROUGH = [pytest.param(ranks, marks=pytest.mark.thorough) for ranks in list(CASES)[1:]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, *THOROUGH])
 def test_models_train_as_one_process(ranks: int, tmp_path: pathlib.Path) -> None:
     """Noise, dropout, frozen and shared layers; files, summaries, errors of a part of a model."""

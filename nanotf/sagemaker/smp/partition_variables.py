@@ -78,8 +78,8 @@ class Variables:
         graphs.release(
             variable,
             "Each process holds the variables of one partition. Received: a read of "
-            f"{variable.name!r}, which is in partition {self.partition_of(variable)}. Read "
-            "`model.weights`, those of this one; save_model(path), called in all ranks, writes all.",
+            f"{variable.name!r}, which is in partition {self.partition_of(variable)}. "
+            "Read `model.weights`, those of this one; save_model(path) in all ranks writes all.",
         )
 
     def partition_of(self, variable: Any) -> int | None:

@@ -91,7 +91,8 @@ def step(
     def call(*args: Any, **kwargs: Any) -> Any:
         return made(*args, **kwargs)
 
-    return call
+    # `PartitionedStep` converts the function itself, and nothing of nanotf's.
+    return tf.autograph.experimental.do_not_convert(call)
 
 
 class PartitionedStep:
@@ -149,11 +150,13 @@ class PartitionedStep:
         if runtime.is_rank():
             replacements.install(step_errors.TABLE, None)  # an error then ends it with its reason
         replacements.install(TABLE, None)
-        body = self._allowed()
+        function = self._function
         # With several partitions, the body runs in threads that stop where it calls the model
         # (`bodies`), so AutoGraph converts it without a graph of its own.
         if self._options.get("autograph", True):
-            body = graphs.converted(body, self._options.get("experimental_autograph_options"))
+            features = self._options.get("experimental_autograph_options")
+            function = graphs.converted(function, features)
+        body = self._allowed(function)
         traces = _Traces(body) if runtime.mp_size() == 1 else None
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
@@ -179,11 +182,10 @@ class PartitionedStep:
             handles = set().union(*(each.written for each in known if each is not None))
         return lambda variable: id(variable.handle) in handles
 
-    def _allowed(self) -> Callable[..., Any]:
+    def _allowed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the user's function, in which models may be called."""
-        function = self._function
 
-        @functools.wraps(function)
+        @functools.wraps(self._function)
         def body(*args: Any, **kwargs: Any) -> Any:
             with runtime.allowed(self._models):
                 return function(*args, **kwargs)
