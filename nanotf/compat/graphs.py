@@ -14,7 +14,7 @@
 | `resource_variable_ops.UninitializedVariable` | a variable without memory |
 | `BaseResourceVariable._read_variable_op` | all that reads a variable calls it |
 | `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
-| `autograph.impl.api.convert` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
+| `autograph.impl.api.convert`, `core.ag_ctx.ControlStatusCtx` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
 """
 
 from __future__ import annotations
@@ -229,10 +229,13 @@ def converted(function: Callable[..., Any], features: Any = None) -> Callable[..
     Args:
         features: `tf.autograph.experimental.Feature`s, default none.
     """
+    from tensorflow.python.autograph.core import ag_ctx
     from tensorflow.python.autograph.impl import api
 
+    # Also in a context that is not converted, such as a `tf.function(autograph=False)`.
+    enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
     wrapped: Callable[..., Any] = api.convert(
-        recursive=True, optional_features=features, user_requested=True
+        recursive=True, optional_features=features, user_requested=True, conversion_ctx=enabled
     )(function)
     return wrapped
 
@@ -320,7 +323,7 @@ def has_effects(operation: Any) -> bool:
 
 
 def written_resources(graph: Any) -> set[int]:
-    """Returns the ids of the handles, outside of all graphs, of the variables that a graph writes."""
+    """Returns the ids of the handles, outside all graphs, of the variables that a graph writes."""
     from tensorflow.python.framework import auto_control_deps_utils
 
     written = [

@@ -399,7 +399,7 @@ def refused(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
 
 
 def check_whole(folder: pathlib.Path) -> None:
-    """What a process does with a model of which it holds a part is whole, or refused."""
+    """A rank's files and numbers of a model in partitions are whole, or refused."""
     case = CASES["dense"]
     model, _, _ = train(case)
     plain, _ = train_plain(case, [[]] * STEPS)

@@ -70,8 +70,8 @@ class GradientFlow:
     carrying: tuple[int, ...]  # those that compute gradients, if the asking ones do
 
     @property
-    def unasked(self) -> tuple[int, ...]:
-        """Those that compute gradients only for others."""
+    def passive(self) -> tuple[int, ...]:
+        """The partitions that compute gradients only for others."""
         return tuple(n for n in self.carrying if n not in self.asking)
 
 

@@ -179,7 +179,7 @@ class MicrobatchPass:
         given = [cotangent for cotangent in of_results if cotangent is not None]
         self.seen["the loss's gradients by the model's results"] = _floating(given)
         if self._flow.asking[0] == runtime.mp_rank():
-            for number in self._flow.unasked:
+            for number in self._flow.passive:
                 wanted = [of_results[i] for i in self._floating_results(number)]
                 if wanted:
                     self._send([number], "cotangents", wanted)
@@ -195,7 +195,7 @@ class MicrobatchPass:
             if owner in (partition, EVERYWHERE) and spec.dtype.is_floating
         ]
 
-    def backward_unasked(self) -> None:
+    def backward_for_others(self) -> None:
         """Makes the operations of the gradients that earlier partitions need.
 
         For a partition without trainable variables, whose function does not ask for gradients.

@@ -169,7 +169,7 @@ def is_cut(model: Any) -> bool:
 
 
 def is_part(model: Any) -> bool:
-    """Returns True for a model that a step has cut, outside of contexts that make it whole."""
+    """Returns True for a model that a step has cut, outside contexts that make it whole."""
     known = of(model)
     return known is not None and known.is_cut and not known.is_whole
 

@@ -130,8 +130,8 @@ def _continue(body: bodies.Body, made: _MicrobatchCall, tag: str) -> None:
             f"{without} computes {counts[without]}, partition {max(counts, key=counts.__getitem__)}"
             f" {max(counts.values())}. Call tape.gradient or smp.gradients on all of them."
         )
-    if any(counts.values()) and runtime.mp_rank() in made.flow.unasked:
-        made.of_stage.backward_unasked()
+    if any(counts.values()) and runtime.mp_rank() in made.flow.passive:
+        made.of_stage.backward_for_others()
 
 
 def _is_of_numbers(leaf: Any) -> bool:

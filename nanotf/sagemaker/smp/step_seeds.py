@@ -66,7 +66,7 @@ class SeedStream:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """What the seeds of the next operations depend on."""
+        """The facts on which the seeds of the next operations depend."""
         return self.base, self.copy, self.microbatch, self.count
 
     def seeds(self, stock: Any, own: int | None) -> Any:
@@ -115,7 +115,7 @@ _current: contextvars.ContextVar[SeedStream | None] = contextvars.ContextVar(
 
 
 def current() -> SeedStream | None:
-    """Returns the stream of the microbatch whose code is traced; None outside of a step."""
+    """Returns the stream of the microbatch whose code is traced; None outside a step."""
     return _current.get()
 
 
