@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from nanotf import smp
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.versions import is_keras_3
 from nanotf.errors import CollectiveError, ModelError, NanoError, UnavailableError
 
 STEPS, ROWS, WIDTH = 4, 8, 4
@@ -489,6 +490,9 @@ def main() -> None:
         manual = {"auto_partition": False, "default_partition": 0} if partitions != "1" else {}
         config = {"partitions": int(partitions), "microbatches": int(microbatches)}
         for name, case in CASES.items():
+            # A stage loses the gradients of Keras 2's recurrent layers, which are functions.
+            if name == "recurrent" and partitions != "1" and not is_keras_3():
+                continue
             smp.init({**config, "pipeline": pipeline, **manual})
             try:
                 compare(name, case)
