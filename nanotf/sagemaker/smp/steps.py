@@ -157,7 +157,7 @@ class PartitionedStep:
             features = self._options.get("experimental_autograph_options")
             function = graphs.converted(function, features)
         body = self._allowed(function)
-        traces = _Traces(body) if runtime.mp_size() == 1 else None
+        traces = _BodyTraces(body) if runtime.mp_size() == 1 else None
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
         def microbatches(*batch: Any, **named: Any) -> list[Any]:
@@ -193,7 +193,7 @@ class PartitionedStep:
         return body
 
 
-class _Traces:
+class _BodyTraces:
     """The traces of a step's function: one for all microbatches, or for each if it draws."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
@@ -221,7 +221,7 @@ class _Traces:
         return results
 
 
-def _one_by_one(traces: _Traces, parts: Sequence[Any]) -> list[Any]:
+def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
     """Calls a step's function for each microbatch, once the one before has ended."""
     results: list[Any] = []
     before: list[Any] = []
