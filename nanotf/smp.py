@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     )
     from nanotf.sagemaker.smp.distributed import DistributedModel
     from nanotf.sagemaker.smp.model_checkpoints import CheckpointManager
-    from nanotf.sagemaker.smp.rank_groups import CommGroup, RankType
+    from nanotf.sagemaker.smp.rank_groups import (
+        DP_GROUP,
+        MP_GROUP,
+        WORLD,
+        CommGroup,
+        RankType,
+    )
     from nanotf.sagemaker.smp.runtime import (
         dp_rank,
         dp_size,
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
         mp_size,
         num_microbatches,
         partition,
+        pp_rank,
+        pp_size,
         rank,
         register_post_partition_hook,
         size,
@@ -46,9 +54,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointManager": "nanotf.sagemaker.smp.model_checkpoints",
     "CommGroup": "nanotf.sagemaker.smp.rank_groups",
+    "DP_GROUP": "nanotf.sagemaker.smp.rank_groups",
     "DistributedModel": "nanotf.sagemaker.smp.distributed",
+    "MP_GROUP": "nanotf.sagemaker.smp.rank_groups",
     "RankType": "nanotf.sagemaker.smp.rank_groups",
     "StepOutput": "nanotf.sagemaker.smp.step_output",
+    "WORLD": "nanotf.sagemaker.smp.rank_groups",
     "allgather": "nanotf.sagemaker.smp.communication",
     "barrier": "nanotf.sagemaker.smp.communication",
     "broadcast": "nanotf.sagemaker.smp.communication",
@@ -67,6 +78,8 @@ _HOMES = {
     "mp_size": "nanotf.sagemaker.smp.runtime",
     "num_microbatches": "nanotf.sagemaker.smp.runtime",
     "partition": "nanotf.sagemaker.smp.runtime",
+    "pp_rank": "nanotf.sagemaker.smp.runtime",
+    "pp_size": "nanotf.sagemaker.smp.runtime",
     "rank": "nanotf.sagemaker.smp.runtime",
     "recv_from": "nanotf.sagemaker.smp.communication",
     "register_post_partition_hook": "nanotf.sagemaker.smp.runtime",
@@ -76,6 +89,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "DP_GROUP",
+    "MP_GROUP",
+    "WORLD",
     "CheckpointManager",
     "CommGroup",
     "DistributedModel",
@@ -99,6 +115,8 @@ __all__ = [
     "mp_size",
     "num_microbatches",
     "partition",
+    "pp_rank",
+    "pp_size",
     "rank",
     "recv_from",
     "register_post_partition_hook",

@@ -3,6 +3,7 @@
 | name | why |
 | --- | --- |
 | `Function._autograph`, `_reduce_retracing`, `_experimental_autograph_options`, `_jit_compile` | the arguments of `tf.function`; no public name returns them |
+| `Function._clone` | a `tf.function` of the same arguments without traces |
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ def options_of(function: Any) -> dict[str, Any]:
     }
     defaults = {"autograph": True, "reduce_retracing": False}
     return {name: value for name, value in found.items() if value is not defaults.get(name)}
+
+
+def anew(function: Any) -> Any:
+    """Returns a `tf.function` that was made with the same arguments, and not yet traced."""
+    return function._clone(None)
 
 
 _COMPILES = "_nanotf_compiles"

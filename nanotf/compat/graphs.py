@@ -6,19 +6,21 @@
 | `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
 | `function_def_to_graph` | the graphs of loops that TensorFlow still makes with `Defun` (`ctc_loss`) |
-| `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
+| `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS`, `get_read_write_resource_inputs` | operations with effects, and the variables that they write |
 | `Operation.traceback`, `Operation._original_op`, AutoGraph's `__autograph_generated_file*.py` | the line of code that made an operation; for one of a gradient, the operation that it belongs to; AutoGraph does not map the lines of a gradient's function back |
 | `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
 | `resource_variable_ops.UninitializedVariable` | a variable without memory |
+| `BaseResourceVariable._read_variable_op` | all that reads a variable calls it |
 | `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
-| `autograph.impl.api.convert` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
+| `autograph.impl.api.convert`, `core.ag_ctx.ControlStatusCtx` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib.util
 import os
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ModelError
 
 # TensorFlow orders them like writes.
 _TABLE_READS = ("LookupTableExportV2", "LookupTableFindV2", "LookupTableSizeV2")
@@ -155,18 +158,69 @@ def _most_runs(operation: Any, value_of: Callable[[Any], Any]) -> int:
     return max(int(known), 1) if known is not None and known.ndim == 0 else 1
 
 
-def release(variable: Any) -> None:
-    """Frees a variable's memory. Reading it then gives an array of no elements; see `refill`."""
+def release(variable: Any, why: str) -> None:
+    """Frees a variable's memory. Reading it raises until `refill`.
+
+    Args:
+        why: the text of the `ModelError`.
+    """
     # Destroying the resource has no effect in eager execution, where it is a counted reference.
     refill(variable, require_tensorflow().zeros([0], variable.dtype))
+    kind: Any = type(variable)
+    variable.__class__ = _unreadable(kind)
+    variable._nanotf_why = why
 
 
 def refill(variable: Any, value: Any) -> None:
     """Assigns a value to a variable that `release` has freed, or that never had one."""
+    if hasattr(variable, "_nanotf_why"):
+        variable.__class__ = type(variable).__mro__[1]
+        del variable._nanotf_why
     # `assign` compares the shape of the value with that of the one before.
     require_tensorflow().raw_ops.AssignVariableOp(
         resource=variable.handle, value=value, validate_shape=False
     )
+
+
+_reads_released: contextvars.ContextVar[bool]
+_reads_released = contextvars.ContextVar("nanotf_reads_released", default=False)
+
+
+@contextlib.contextmanager
+def reading_released() -> Iterator[None]:
+    """Lets code in this context read released variables, in graphs that another process runs."""
+    before = _reads_released.set(True)
+    try:
+        yield
+    finally:
+        _reads_released.reset(before)
+
+
+@functools.cache
+def _unreadable(kind: Any) -> Any:
+    """Returns a class of variables that raise when they are read.
+
+    TensorFlow would give an array of no elements.
+    """
+
+    class ReleasedVariable(kind):  # type: ignore[misc]
+        def _check(self) -> None:
+            if not _reads_released.get():
+                raise ModelError(self._nanotf_why)
+
+        def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+            self._check()
+            return super()._read_variable_op(*args, **kwargs)
+
+        def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
+            self._check()
+            return super().sparse_read(*args, **kwargs)
+
+        def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
+            self._check()
+            return super().gather_nd(*args, **kwargs)
+
+    return ReleasedVariable
 
 
 def converted(function: Callable[..., Any], features: Any = None) -> Callable[..., Any]:
@@ -175,10 +229,13 @@ def converted(function: Callable[..., Any], features: Any = None) -> Callable[..
     Args:
         features: `tf.autograph.experimental.Feature`s, default none.
     """
+    from tensorflow.python.autograph.core import ag_ctx
     from tensorflow.python.autograph.impl import api
 
+    # Also in a context that is not converted, such as a `tf.function(autograph=False)`.
+    enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
     wrapped: Callable[..., Any] = api.convert(
-        recursive=True, optional_features=features, user_requested=True
+        recursive=True, optional_features=features, user_requested=True, conversion_ctx=enabled
     )(function)
     return wrapped
 
@@ -263,6 +320,22 @@ def has_effects(operation: Any) -> bool:
     if operation.type in (*auto_control_deps_utils.RESOURCE_READ_OPS, *_TABLE_READS):
         return False
     return bool(auto_control_deps.op_is_stateful(operation))
+
+
+def written_resources(graph: Any) -> set[int]:
+    """Returns the ids of the handles, outside all graphs, of the variables that a graph writes."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    written = [
+        tensor
+        for operation in graph.get_operations()
+        for tensor in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+    ]
+    while graph is not None:
+        outside = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
+        written = [outside.get(id(tensor), tensor) for tensor in written]
+        graph = getattr(graph, "outer_graph", None)
+    return {id(tensor) for tensor in written}
 
 
 def has_own_gradient(operation: Any) -> bool:

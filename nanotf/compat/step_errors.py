@@ -4,12 +4,16 @@ An error of an operation in a graph has one text: the stack of the operation's d
 it TensorFlow's, and at its end the reason. The function that makes the text (`TABLE`) here also
 notes what it made it from. AutoGraph puts the user's stack into the texts of errors that occur
 while it traces, and keeps what it made them from in `ag_error_metadata`.
+
+Both replace the classes of nanotf's errors: AutoGraph those that it does not know, TensorFlow those
+of Python code that an operation runs. `CLASSES` and `carried` keep them.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import linecache
 import traceback
 import types
@@ -18,6 +22,7 @@ from typing import Any
 
 from nanotf import tracebacks
 from nanotf.compat.replacements import Override
+from nanotf.errors import NanoError
 
 _SHOWN = 5  # frames
 
@@ -151,6 +156,62 @@ def _frames_of(nodes: Iterable[str], graph_debug_info: Any) -> list[traceback.Fr
     return []
 
 
+# By a text in the error of the operation, the errors that Python code of operations has raised.
+_carried: dict[str, NanoError] = {}
+_numbers = itertools.count()
+
+
+def carried(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function for `tf.numpy_function`, whose errors of nanotf's leave graphs as they are.
+
+    See `CLASSES`.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except NanoError as error:
+            text = f"(nanotf error {next(_numbers)})"
+            _carried[text] = error
+            raise RuntimeError(f"{error} {text}") from error
+
+    return run
+
+
+def _leaving(stock: Callable[..., Any], _: Any) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def __exit__(self: Any, typ: Any, exc: Any, tb: Any) -> Any:
+        result = stock(self, typ, exc, tb)
+        message = str(getattr(exc, "message", "")) if _carried and exc is not None else ""
+        for text in [text for text in _carried if text in message]:
+            raise _carried.pop(text) from None
+        return result
+
+    return __exit__
+
+
+def _creating(stock: Callable[..., Any], _: Any) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def create_exception(self: Any, source_error: Any) -> Any:
+        return source_error if isinstance(source_error, NanoError) else stock(self, source_error)
+
+    return create_exception
+
+
+CLASSES = (
+    Override(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:"
+        "InterpolateRuntimeError.__exit__",
+        "errors that an operation's Python code raises keep their class",
+        _leaving,
+    ),
+    Override(
+        "tensorflow.python.autograph.impl.api:_ErrorMetadata.create_exception",
+        "errors that occur while a function is traced keep their class",
+        _creating,
+    ),
+)
 TABLE = (
     Override(
         "tensorflow.python.eager.polymorphic_function.atomic_function:"

@@ -43,6 +43,7 @@ from nanotf.compat.keras_session import KerasSession
 from nanotf.compat.replacements import Override
 from nanotf.ranks import rank_overrides
 from nanotf.region import overrides
+from nanotf.sagemaker.smp import steps
 from nanotf.shipping.objects import heap
 
 pytestmark = pytest.mark.both_generations
@@ -505,7 +506,7 @@ def heap_of(value: Any) -> Any:
 
 OF_RANKS = (*rank_overrides.KERAS, *rank_overrides.FILES)
 OF_WORKERS = (*overrides.TABLE, *custom_gradients.TABLE, *quiet_bars.TABLE, *step_errors.TABLE)
-TABLES = (*OF_WORKERS, *OF_RANKS)
+TABLES = (*OF_WORKERS, *OF_RANKS, *steps.TABLE)
 REPLACED = [row for row in TABLES if row.applies()]
 
 

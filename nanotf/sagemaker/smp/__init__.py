@@ -17,6 +17,7 @@ With one partition, a step needs the activations of one microbatch only, and giv
 gradients. With several, `pipeline` makes the step:
 
     bodies                  the step's function, traced in a thread for each microbatch
+    step_seeds              of its random operations, with one partition too
     schedule                what this partition does, in order
     partitioned             a model's cuts and variables
       trace                 the model's call, with the partition of each operation

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import JobError, NanoError
+from nanotf.errors import JobError
+from nanotf.sagemaker.smp.step_seeds import SeedStream, drawing_from
 
 _local = threading.local()  # `body`: the body that runs in this thread
 
@@ -41,11 +42,20 @@ class Body:
         function: the user's.
         args, kwargs: those of the microbatch, a tuple and a dict.
         graph: the `tf.Graph` that gets the operations.
+        seeds: of the microbatch.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any, graph: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        graph: Any,
+        seeds: SeedStream,
+    ) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
-        self._graph = graph
+        self._graph, self.seeds = graph, seeds
+        seeds.continues_in(graph)
         self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None  # raised in the thread that waits for this one
@@ -93,14 +103,13 @@ class Body:
     def _run(self) -> None:
         _local.body = self
         try:
-            with self._graph.as_default():  # TensorFlow has a default graph for each thread
+            # TensorFlow has a default graph for each thread.
+            with self._graph.as_default(), drawing_from(self.seeds):
                 self.result = self._function(*self._args, **self._kwargs)
         except _StepFailed:
             pass
         except BaseException as error:
-            # AutoGraph replaces the classes that it does not know.
-            is_ours = isinstance(error.__context__, NanoError)
-            self._error = error.__context__ if is_ours else error
+            self._error = error
         finally:
             self._requests.put(None)
 

@@ -18,9 +18,18 @@ CHOICES = {
     "contiguous": (True, False),
     "horovod": (True, False),
     "load_partition": (True, False),
+    "xla": (True, False),
+    "ddp": (True, False),
+    "deterministic_server": (True, False),
 }
 POSITIVE = ("partitions", "microbatches", "active_microbatches")
 _UNAVAILABLE = ("horovod", "load_partition")  # True is refused
+_WITHOUT_EFFECT = (
+    ("contiguous", True, "each partition is one piece of the model's call"),
+    ("partition_file", None, "a model is divided anew in each run"),
+    ("xla", False, "tf.function(jit_compile=True) in the model's call compiles that part"),
+    ("ddp", False, "StepOutput.accumulate() averages over the copies of the model"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +44,25 @@ class Config:
     auto_partition: bool = True  # False requires `default_partition`
     # The partition of operations outside `smp.partition`; without effect with `auto_partition`.
     default_partition: int | None = None
-    contiguous: bool = True  # accepted, but without effect
+    contiguous: bool = True  # False has no effect
     # 0.0 balances computing times, 1.0 the bytes of variables. The default with
     # `optimize="speed"` is 0.2.
     memory_weight: float = 0.8
     active_microbatches: int = 0  # the most in flight; `check` sets the default, `partitions + 2`
     horovod: bool = False  # True is refused
     load_partition: bool = False  # True is refused
-    partition_file: str | None = None  # accepted, but without effect
+    partition_file: str | None = None  # has no effect
+    xla: bool = False  # True has no effect
+    ddp: bool = False  # True has no effect
+    deterministic_server: bool = False  # the order of a step is always that of `schedule`
+
+    def without_effect(self) -> list[str]:
+        """Returns a line for each key whose value has no effect here."""
+        return [
+            f"smp.init: {key}={getattr(self, key)!r} has no effect: {reason}."
+            for key, plain, reason in _WITHOUT_EFFECT
+            if getattr(self, key) != plain
+        ]
 
 
 def load(given: Any, environ: Mapping[str, str]) -> Config:

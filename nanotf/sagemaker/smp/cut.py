@@ -11,13 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.graphs import keep_control_inputs
+from nanotf.compat import graphs
 from nanotf.errors import ModelError
 from nanotf.sagemaker.smp.trace import TracedCall
 
@@ -50,10 +50,49 @@ class Cut:
     """A call, cut into stages."""
 
     stage: Stage  # of this process
+    crossings: tuple[Crossing, ...]  # of all stages
     outputs: tuple[Any, ...]  # a `tf.TensorSpec` of each of the call's results
     owners: tuple[int | None, ...]  # the stage that computes each result; None: every stage does
     structure: Any  # the results, for `tf.nest.pack_sequence_as`
     variables: dict[int, int]  # the partition of each variable, by the id of its handle
+    written: set[int]  # the ids of the handles of variables that the call writes
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """The partitions through which gradients flow, in calls of one cut.
+
+    A partition whose variables are all frozen computes gradients only for earlier ones. Its own
+    code does not ask for any, so the first one that does sends it what it needs.
+    """
+
+    asking: tuple[int, ...]  # those with trainable variables: their code asks, all or none
+    carrying: tuple[int, ...]  # those that compute gradients, if the asking ones do
+
+    @property
+    def passive(self) -> tuple[int, ...]:
+        """The partitions that compute gradients only for others."""
+        return tuple(n for n in self.carrying if n not in self.asking)
+
+
+def gradient_flow(cut: Cut, count: int, owners: Collection[int | None]) -> GradientFlow:
+    """Returns the partitions through which gradients flow.
+
+    Args:
+        count: the number of partitions.
+        owners: the partitions of the model's trainable variables.
+    """
+    asking = tuple(n for n in range(count) if n in owners or EVERYWHERE in owners)
+    carrying: list[int] = []
+    for number in range(count):
+        sources = {c.source for c in cut.crossings if _flows(c) and number in c.consumers}
+        if number in owners or sources & {*carrying}:
+            carrying.append(number)
+    return GradientFlow(asking, tuple(carrying))
+
+
+def _flows(crossing: Crossing) -> bool:
+    return bool(crossing.tensor.dtype.is_floating)
 
 
 def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, count: int) -> Cut:
@@ -86,10 +125,12 @@ def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, co
         )
     return Cut(
         stage=_stage(traced, partitions, crossings, owners, stage),
+        crossings=tuple(crossings),
         outputs=tuple(tf.TensorSpec(part.shape, part.dtype) for part in traced.outputs),
         owners=owners,
         structure=traced.structure,
         variables=variables,
+        written=graphs.written_resources(traced.function.graph),
     )
 
 
@@ -191,7 +232,7 @@ def _stage(
     # Edges that order side effects cross no cut: processes share no state.
     for op in traced.operations:
         kept = [e for e in op.control_inputs if partitions[e.name] == partitions[op.name]]
-        keep_control_inputs(op, kept)
+        graphs.keep_control_inputs(op, kept)
     arrivals = tuple(c for c in crossings if stage in c.consumers)
     departures = tuple(c for c in crossings if c.source == stage)
     results = tuple(i for i, owner in enumerate(owners) if owner in (stage, EVERYWHERE))

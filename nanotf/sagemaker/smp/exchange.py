@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from nanotf.compat import step_errors
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.times import Label, StepTimes
@@ -40,13 +41,15 @@ def send(
         return np.int64(len(arrays))
 
     noted = times.noting(label, put)
-    return tf.numpy_function(noted, list(tensors), tf.int64, name=f"send_{tag}").op
+    return tf.numpy_function(
+        step_errors.carried(noted), list(tensors), tf.int64, name=f"send_{tag}"
+    ).op
 
 
 def note(times: StepTimes, label: Label) -> Any:
     """Makes an operation that only notes its times; see `send`."""
     noted = times.noting(label, lambda: np.int64(0))
-    return tf.numpy_function(noted, [], tf.int64, name="note_times").op
+    return tf.numpy_function(step_errors.carried(noted), [], tf.int64, name="note_times").op
 
 
 def receive(
@@ -67,7 +70,7 @@ def receive(
 
     dtypes = [spec.dtype for spec in specs]
     noted = times.noting(label, take)
-    found = tf.numpy_function(noted, [], dtypes, name=f"receive_{tag}")
+    found = tf.numpy_function(step_errors.carried(noted), [], dtypes, name=f"receive_{tag}")
     for tensor, spec in zip(found, specs, strict=True):  # a function of Python tells no shapes
         tensor.set_shape(spec.shape)
     return list(found)
@@ -93,6 +96,73 @@ def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[An
     mailbox.send_to_all([place.mp_group[n] for n in others], tag, [array])
     heard = {n: mailbox.receive(place.mp_group[n], tag)[0] for n in others}
     return {place.mp_rank: array, **heard}
+
+
+_SAMPLE = 1024  # elements of a tensor that are compared
+
+
+def compare(tag: str, tensors: Mapping[str, Sequence[Any]]) -> Any:
+    """Makes an operation that fails if what the partitions compute by themselves differs.
+
+    It compares samples, in the first steps.
+
+    Args:
+        tag: the same in all partitions, and of no other messages.
+        tensors: by a name for messages; equal in all processes of this copy of the model. Some
+            processes may lack the last ones.
+
+    Returns:
+        The `tf.Operation`.
+    """
+    steps = itertools.count()
+    samples = {name: [_sample(t) for t in each if _is_real(t)] for name, each in tensors.items()}
+    names = [name for name, each in samples.items() for _ in each]
+    places = [tensor for each in tensors.values() for tensor in each if _is_real(tensor)]
+    exact = [float(np.sqrt(_precision(tensor.dtype))) for tensor in places]
+
+    def check(*arrays: Any) -> Any:
+        if next(steps) < CHECKED_STEPS:
+            own = np.concatenate([np.zeros(0), *(np.ravel(array) for array in arrays)])
+            found = gather_now(tag, own)
+            bounds = np.cumsum([0, *(array.size for array in arrays)])
+            for name, begin, end, tolerance in zip(names, bounds, bounds[1:], exact, strict=False):
+                parts = [found[n][begin:end] for n in sorted(found)]
+                parts = [part for part in parts if part.size]
+                scale = max((np.max(np.abs(part), initial=0.0) for part in parts), default=0.0)
+                equal = [
+                    part.shape == parts[0].shape
+                    and np.allclose(part, parts[0], tolerance, tolerance * scale, equal_nan=True)
+                    for part in parts
+                ]
+                if not all(equal):
+                    raise CollectiveError(
+                        "All processes of one copy of a model must compute the same around the "
+                        f"model's call. Received: {name}, which differ between partitions "
+                        f"{sorted(found)}. Seed all ranks of a copy alike, by "
+                        "tf.keras.utils.set_random_seed(smp.dp_rank()), and use tf.random for "
+                        "random numbers; or put what draws them into the model's call."
+                    )
+        return np.int64(0)
+
+    flat = [sample for each in samples.values() for sample in each]
+    return tf.numpy_function(step_errors.carried(check), flat, tf.int64, name="compare").op
+
+
+def _is_real(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool)
+
+
+def _precision(dtype: Any) -> float:
+    digits = {2: 7, 4: 23, 8: 52}  # by bytes; of the 16-bit floats, bfloat16 has fewer
+    return 2.0 ** -digits[dtype.size] if dtype.is_floating else 0.0
+
+
+def _sample(tensor: Any) -> Any:
+    flat = tf.reshape(tensor, [-1])
+    # An odd distance meets all columns of a matrix with a power of 2 of them.
+    every = tf.size(flat) // _SAMPLE
+    every += 1 - every % 2
+    return tf.cast(flat[::every], tf.float64)
 
 
 def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
@@ -123,4 +193,4 @@ def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
         begins()
         return np.int64(0)
 
-    return tf.numpy_function(compare, list(tensors), tf.int64, name="begin").op
+    return tf.numpy_function(step_errors.carried(compare), list(tensors), tf.int64, name="begin").op

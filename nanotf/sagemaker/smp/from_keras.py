@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context
+from nanotf.compat import eager_context, step_errors
 from nanotf.compat.keras_common import tf_variable
-from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.errors import JobError, ModelError
 from nanotf.sagemaker.smp import (
     communication,
     exchange,
@@ -60,10 +60,7 @@ class KerasModel(StepModel):
         if hasattr(model, "output_names"):  # of Keras 3's classes, Functional alone
             self.output_names = list(model.output_names)  # for losses by name
         self._nanotf_spec = _specs(model, "input")
-        arguments = ("x", "y", "sample_weight")
-        plain = {"autograph": False}
-        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
-        self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
+        self._make_steps()
         if runtime.mp_size() > 1:
             self._cut()
 
@@ -75,7 +72,7 @@ class KerasModel(StepModel):
         found = _results.get()
         if found is not None:
             return found[0]
-        if runtime.calling.get():
+        if runtime.calling.get() is not None:
             return super().__call__(*args, **kwargs)
         if _in_loop.get() and not tf.executing_eagerly():
             # Keras wants to know shapes. What it traces here never runs.
@@ -164,6 +161,11 @@ class KerasModel(StepModel):
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
+    def _make_steps(self) -> None:
+        arguments, plain = ("x", "y", "sample_weight"), {"autograph": False}
+        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
+        self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
+
     # ------------------------------------------------------------------------------- loops
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
@@ -171,6 +173,7 @@ class KerasModel(StepModel):
         # Keras 3 may choose XLA by itself, which cannot compile functions of Python.
         given["jit_compile"] = False
         super().compile(**given)
+        self._make_steps()  # those made before have the losses of the compile call before
         keras_checks.check_optimizer(self.optimizer, runtime.mp_size())
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
@@ -225,33 +228,29 @@ class KerasModel(StepModel):
     # ------------------------------------------------------------------------------- files
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Saves the whole model, as the original's `save`. All ranks call it; rank 0 writes."""
-        self._write("save", args, kwargs)
+        self._write_original("save", args, kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Saves all weights, as the original's `save_weights`. All ranks call it."""
-        self._write("save_weights", args, kwargs)
+        self._write_original("save_weights", args, kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports the whole model, as the original's `export`. All ranks call it."""
+        self._write_original("export", args, kwargs)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Raises `UnavailableError`, with several partitions."""
-        if runtime.mp_size() > 1:
-            raise UnavailableError(
-                "Each process holds a part of the weights. Received: load_weights() of "
-                f"{self.name!r}. Load them into the model that from_keras takes."
-            )
+        """Loads weights of the original's `save_weights`, with one partition."""
+        self._check_whole("load_weights()", "load them into the model that from_keras takes")
         self.original.load_weights(*args, **kwargs)
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        self._write(*file_call(self.original, save_path))
+        self._write_original(*file_call(self.original, save_path))
 
-    def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with contextlib.ExitStack() as stack:
-            is_first = runtime.rank() == 0
-            if runtime.mp_size() > 1:  # rank 0 lacks the values of other partitions
-                is_first = stack.enter_context(partitioned.begun(self).whole())
-            if is_first:
+    def _write_original(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self._saving() as writes:
+            if writes:
                 getattr(self.original, method)(*args, **kwargs)
-        communication.barrier()  # no rank continues before the file is complete
 
 
 def file_call(
@@ -314,7 +313,7 @@ def _whole(results: Any, x: Any) -> Any:
         merged = output.merge()
         if runtime.has_replicas():
             shape = merged.shape
-            merged = tf.numpy_function(_of_all_copies, [merged], merged.dtype)
+            merged = tf.numpy_function(step_errors.carried(_of_all_copies), [merged], merged.dtype)
             merged.set_shape([None, *shape[1:]])
         return merged[:rows]  # a batch of few rows has some of them twice
 
@@ -341,4 +340,4 @@ def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
         return np.int64(0)
 
     values = [tf.cast(value, tf.float64) for value in (of_microbatches, of_batch)]
-    tf.numpy_function(compare, values, tf.int64, name="loss_is_mean")
+    tf.numpy_function(step_errors.carried(compare), values, tf.int64, name="loss_is_mean")

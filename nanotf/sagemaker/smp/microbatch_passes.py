@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from nanotf.errors import UnavailableError
 from nanotf.sagemaker.smp import exchange, runtime
-from nanotf.sagemaker.smp.cut import EVERYWHERE, Crossing, Cut
+from nanotf.sagemaker.smp.cut import EVERYWHERE, Crossing, Cut, GradientFlow
 from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import Label, StepTimes
 
@@ -56,15 +56,22 @@ class MicrobatchPass:
     Args:
         cut: of the microbatch's call of the model.
         variables: the stage's trainable ones.
+        flow: the partitions through which gradients flow.
         line: shared by all passes of the step.
         step: unique to the step and the same in all partitions.
         microbatch: counts from 0.
     """
 
     def __init__(
-        self, cut: Cut, variables: list[Any], line: Line, step: str, microbatch: int
+        self,
+        cut: Cut,
+        variables: list[Any],
+        flow: GradientFlow,
+        line: Line,
+        step: str,
+        microbatch: int,
     ) -> None:
-        self._cut, self._stage = cut, cut.stage
+        self._cut, self._stage, self._flow = cut, cut.stage, flow
         self._variables, self._line = variables, line
         self._tag, self._microbatch = f"{step}.{microbatch}", microbatch
         self._ended: Half | None = None  # a computation, until an operation notes its end
@@ -72,6 +79,8 @@ class MicrobatchPass:
         self._values: list[Any] = []
         self._tape: Any = None
         self.has_gradients = False
+        # What all ranks compute around the model's call, for a comparison.
+        self.seen: dict[str, list[Any]] = {}
 
     # ---------------------------------------------------------------------------- forward
     def forward(self, inputs: Sequence[Any]) -> None:
@@ -79,6 +88,7 @@ class MicrobatchPass:
         # The copies wait for the line. What only depends on inputs would run at once.
         with self._line.following():
             inputs = [tf.identity(tensor) for tensor in inputs]
+        self.seen["the model's inputs"] = list(inputs)
         self._arrived = self._receive_arrivals()
         with tf.GradientTape(watch_accessed_variables=False) as self._tape:
             self._tape.watch([*_floating(self._arrived), *self._variables])
@@ -166,6 +176,39 @@ class MicrobatchPass:
         """
         self._check_gradients()
         self.has_gradients = True
+        given = [cotangent for cotangent in of_results if cotangent is not None]
+        self.seen["the loss's gradients by the model's results"] = _floating(given)
+        if self._flow.asking[0] == runtime.mp_rank():
+            for number in self._flow.passive:
+                wanted = [of_results[i] for i in self._floating_results(number)]
+                if wanted:
+                    self._send([number], "cotangents", wanted)
+        if runtime.mp_rank() not in self._flow.carrying:  # the call uses no variable of these
+            return [None for _ in self._variables]
+        return self._computed(of_results)
+
+    def _floating_results(self, partition: int) -> list[int]:
+        """Returns the indices of the results of numbers that a partition computes."""
+        return [
+            i
+            for i, (owner, spec) in enumerate(zip(self._cut.owners, self._cut.outputs, strict=True))
+            if owner in (partition, EVERYWHERE) and spec.dtype.is_floating
+        ]
+
+    def backward_for_others(self) -> None:
+        """Makes the operations of the gradients that earlier partitions need.
+
+        For a partition without trainable variables, whose function does not ask for gradients.
+        """
+        places = self._floating_results(runtime.mp_rank())
+        specs = [self._cut.outputs[i] for i in places]
+        found: dict[int, Any] = {}
+        if specs:
+            received = self._receive(self._flow.asking[0], "cotangents", specs)
+            found = dict(zip(places, received, strict=True))
+        self._computed([found.get(i) for i in range(len(self._cut.outputs))])
+
+    def _computed(self, of_results: Sequence[Any]) -> list[Any]:
         targets, cotangents = self._cotangents(of_results)
         arrived = _floating(self._arrived)
         found = self._tape.gradient(
@@ -208,7 +251,10 @@ class MicrobatchPass:
             for place, tensor in zip(places, arrived, strict=True):
                 received[place].append(tensor)
         with self._line.following():
-            own = [tf.identity(of_results[i]) for i in self._stage.results]
+            own = [
+                None if of_results[i] is None else tf.identity(of_results[i])
+                for i in self._stage.results
+            ]
         summed = [tf.add_n(parts) if parts else None for parts in received]
         pairs = zip(self._values, [*summed, *own], strict=True)
         kept = [(v, c) for v, c in pairs if v.dtype.is_floating and c is not None]
@@ -216,7 +262,7 @@ class MicrobatchPass:
 
     def _send_backward(self, of_arrived: Sequence[Any]) -> None:
         floating = [c for c in self._stage.arrivals if c.tensor.dtype.is_floating]
-        for source in sorted({c.source for c in floating}):
+        for source in sorted({c.source for c in floating} & {*self._flow.carrying}):
             pairs = zip(floating, of_arrived, strict=True)
             self._send([source], "backward", [g for c, g in pairs if c.source == source])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ModelError
+from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.sagemaker.smp import communication, partitioned, runtime
 from nanotf.sagemaker.smp.rank_groups import CommGroup
 from nanotf.sagemaker.smp.step_model import StepModel
@@ -86,17 +86,37 @@ class PartitionedCheckpointManager:
                 part = partitioned.begun(part).numbered()
             setattr(self._saved, name, part)
 
-    def restore(self) -> str | None:
-        """Restores the latest checkpoint, if there is one; returns its path.
+    @property
+    def directory(self) -> str:
+        """The folder of the files of this rank."""
+        return self._folder
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints in the folder, the oldest first."""
+        return self._paths()
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the latest checkpoint in the folder, None if there is none."""
+        return next(reversed(self._paths()), None)
+
+    def restore(self, restore_prefix: str | None = None) -> str | None:
+        """Restores a checkpoint, if there is one; returns its path.
 
         Before the first step, variables do not exist yet. They get their values in that step, once
         the model is built, and the checkpoint's optimizers are then built for the model, too.
 
+        Args:
+            restore_prefix: str or None, a path that `save` has returned, on any rank; None takes
+                the latest checkpoint that all partitions have.
+
         Raises:
+            InvalidArgumentError: There is no such checkpoint.
             ModelError: The call is before the first step, and the checkpoint holds an optimizer
                 that is not built, but several models. Restore after the first step.
         """
-        latest = self._latest()
+        latest = self._latest() if restore_prefix is None else self._named(restore_prefix)
         if latest is None:
             return None
         is_ready = partitioned.is_cut if self._is_partial else lambda model: model.built
@@ -111,6 +131,17 @@ class PartitionedCheckpointManager:
             optimizer.build(self._only_model().trainable_variables)
         self._take_part()
         self._saved.restore(path)
+
+    def _named(self, prefix: str) -> str:
+        """Returns the path of this rank's part of a checkpoint."""
+        found = {pathlib.Path(path).name: path for path in self._paths()}
+        name = pathlib.Path(prefix).name
+        if name not in found:
+            raise InvalidArgumentError(
+                "restore_prefix must be a path that save() has returned. Received: "
+                f"restore_prefix={prefix!r}; {self._folder} has {', '.join(found) or 'none'}."
+            )
+        return found[name]
 
     def _latest(self) -> str | None:
         """Returns the latest checkpoint that all partitions have."""

@@ -19,6 +19,7 @@ import tensorflow as tf
 from nanotf.compat import graphs
 from nanotf.compat.keras_common import tf_variable
 from nanotf.sagemaker.smp.cut import EVERYWHERE
+from nanotf.sagemaker.smp.step_seeds import drawing_from
 
 
 class Variables:
@@ -35,7 +36,8 @@ class Variables:
         with tf.init_scope():
             if callable(value):
                 # Traced, not computed. An initializer of Keras 2 draws its seed in its first call.
-                spec = tf.function(value, autograph=False).get_concrete_function()
+                with drawing_from(None):
+                    spec = tf.function(value, autograph=False).get_concrete_function()
                 shape, dtype = spec.output_shapes, spec.output_dtypes
             else:
                 value = tf.convert_to_tensor(value, dtype=arguments.get("dtype"))
@@ -62,13 +64,23 @@ class Variables:
                 initial = value() if callable(value) else value
             if self.partition_of(variable) in (stage, EVERYWHERE):
                 variable.assign(initial)
+            else:
+                self._release(variable)
         self._initializers = []
         known = {id(variable) for variable in self.all}
         for variable in map(tf_variable, existing):
             if id(variable) not in known:
                 self.all.append(variable)
                 if self.partition_of(variable) not in (stage, EVERYWHERE):
-                    graphs.release(variable)
+                    self._release(variable)
+
+    def _release(self, variable: Any) -> None:
+        graphs.release(
+            variable,
+            "Each process holds the variables of one partition. Received: a read of "
+            f"{variable.name!r}, which is in partition {self.partition_of(variable)}. "
+            "Read `model.weights`, those of this one; save_model(path) in all ranks writes all.",
+        )
 
     def partition_of(self, variable: Any) -> int | None:
         """Returns the partition of a variable, of either generation of Keras."""
@@ -102,4 +114,4 @@ class Variables:
             yield
         finally:
             for variable, _ in elsewhere if stage == 0 else []:
-                graphs.release(variable)
+                self._release(variable)

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat.keras_common import tf_variable
-from nanotf.errors import UnavailableError
-from nanotf.sagemaker.smp import auto_partition, cut, runtime
+from nanotf.errors import ModelError, UnavailableError
+from nanotf.sagemaker.smp import auto_partition, cut, runtime, step_seeds
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Cut
 from nanotf.sagemaker.smp.partition_variables import Variables
-from nanotf.sagemaker.smp.trace import trace
+from nanotf.sagemaker.smp.trace import TracedCall, trace
 
 
 class Partitioned:
@@ -23,8 +23,10 @@ class Partitioned:
 
     def __init__(self) -> None:
         self._variables = Variables()
-        self._cuts: dict[Any, Cut] = {}
+        self._cuts: dict[Any, tuple[Cut, int]] = {}  # and the operations counted at its end
+        self._draws: set[Any] = set()  # keys of the calls that draw: each microbatch has a cut
         self.trainable: list[Any] = []  # of this partition, set by each call
+        self.flow = cut.GradientFlow((), ())  # the same
         self.is_whole = False  # while `held` returns all variables
 
     def cut(self, call: BodyCall) -> tuple[Cut, list[Any]]:
@@ -38,18 +40,37 @@ class Partitioned:
                     f"{type(tensor).__name__}. Pass its parts, or use partitions=1."
                 )
         key = _key(call, flat)
+        seeds, own = step_seeds.current(), key
+        if key in self._draws and seeds is not None:
+            own = key, seeds.state
         # An argument that cannot be hashed may differ in each call, so each is cut anew.
-        if key is None or key not in self._cuts:
+        if key is None or own not in self._cuts:
+            begin = seeds.state if seeds is not None else None
             with tf.init_scope():
-                made = self._make(call, flat, [tf.TensorSpec(t.shape, t.dtype) for t in tensors])
-            self._cuts[key] = made
+                made, draws = self._make(
+                    call, flat, [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+                )
+            if draws:
+                self._draws.add(key)
+                own = key, begin
+            self._cuts[own] = made, seeds.count if seeds is not None else 0
         self.trainable = [tf_variable(v) for v in call.model.trainable_variables]
-        return self._cuts[key], tensors
+        owners = {self._variables.partition_of(v) for v in all_trainable(call.model)}
+        found, count = self._cuts[own]
+        self.flow = cut.gradient_flow(found, runtime.mp_size(), owners)
+        if seeds is not None and own != key:
+            seeds.count = count
+        return found, tensors
 
     @property
     def is_cut(self) -> bool:
         """True once a step has called the model."""
         return bool(self._cuts)
+
+    @property
+    def written(self) -> set[int]:
+        """The ids of the handles of variables that calls of the model write."""
+        return {handle for found, _ in self._cuts.values() for handle in found.written}
 
     def held(self, variables: Iterable[Any]) -> list[Any]:
         """Returns those of a model's variables that this process holds."""
@@ -68,11 +89,11 @@ class Partitioned:
     @contextlib.contextmanager
     def unlimited(self) -> Iterator[None]:
         """Makes `held` return all variables, with values or without, in this context."""
-        self.is_whole = True
+        before, self.is_whole = self.is_whole, True
         try:
             yield
         finally:
-            self.is_whole = False
+            self.is_whole = before
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[bool]:
@@ -92,7 +113,7 @@ class Partitioned:
             with self.unlimited():
                 yield True
 
-    def _make(self, call: BodyCall, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
+    def _make(self, call: BodyCall, flat: Sequence[Any], specs: Sequence[Any]) -> tuple[Cut, bool]:
         def whole(*tensors: Any) -> Any:
             given = iter(tensors)
             leaves = [next(given) if tf.is_tensor(leaf) else leaf for leaf in flat]
@@ -107,8 +128,27 @@ class Partitioned:
             assert config.default_partition is not None  # `config.check` requires it
             partitions = cut.assign(traced, config.default_partition)
         made = cut.cut(traced, partitions, runtime.mp_rank(), config.partitions)
+        self._check_strangers(call.model, traced, made)
         self._variables.keep(made.variables, runtime.mp_rank(), call.model.variables)
-        return made
+        return made, traced.draws
+
+    def _check_strangers(self, model: Any, traced: TracedCall, made: Cut) -> None:
+        """Refuses variables that are not the model's: one partition alone would train them."""
+        with self.unlimited():
+            own = {id(tf_variable(variable).handle) for variable in model.variables}
+        strangers = [
+            variable.name
+            for variable in traced.function.graph.variables
+            if id(variable.handle) not in own
+            and (variable.trainable or id(variable.handle) in made.written)
+        ]
+        if strangers:
+            raise ModelError(
+                "A model in several partitions owns the variables that its call trains or writes. "
+                f"Received: {', '.join(strangers)}, which the call of {model.name!r} uses. Make "
+                "them, or the layer that has them, attributes of the model (self.x = ...), or a "
+                "variable that is only read tf.Variable(..., trainable=False)."
+            )
 
 
 # An attribute of the model: a cut refers to the model, so a table of models, even with weak keys,
@@ -126,6 +166,19 @@ def is_cut(model: Any) -> bool:
     """Returns True once a step has cut the model."""
     known = of(model)
     return known is not None and known.is_cut
+
+
+def is_part(model: Any) -> bool:
+    """Returns True for a model that a step has cut, outside contexts that make it whole."""
+    known = of(model)
+    return known is not None and known.is_cut and not known.is_whole
+
+
+def all_trainable(model: Any) -> list[Any]:
+    """Returns a model's trainable variables, of all partitions."""
+    known = of(model)
+    with contextlib.nullcontext() if known is None else known.unlimited():
+        return list(model.trainable_variables)
 
 
 def begun(model: Any) -> Partitioned:

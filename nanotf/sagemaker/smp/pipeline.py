@@ -16,7 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.errors import ModelError, UnavailableError
-from nanotf.sagemaker.smp import advice, bodies, exchange, partitioned, runtime, schedule
+from nanotf.sagemaker.smp import (
+    advice,
+    bodies,
+    exchange,
+    partitioned,
+    runtime,
+    schedule,
+    step_seeds,
+)
 from nanotf.sagemaker.smp.microbatch_passes import Line, MicrobatchPass
 from nanotf.sagemaker.smp.times import StepTimes
 
@@ -38,7 +46,11 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
         ModelError: The model cannot be cut, or only some partitions compute gradients.
     """
     graph, number = tf.compat.v1.get_default_graph(), next(_steps)
-    found = [bodies.Body(function, args, kwargs, graph) for args, kwargs in parts]
+    base, copy = step_seeds.agreed(f"step{number}"), runtime.dp_rank()
+    found = [
+        bodies.Body(function, args, kwargs, graph, step_seeds.SeedStream(microbatch, copy, base))
+        for microbatch, (args, kwargs) in enumerate(parts)
+    ]
     line, passes = Line(StepTimes(runtime.current())), {}
     numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
     watch = advice.SpeedComparison(f"step{number}", line.times, exchange.gather_now)
@@ -50,15 +62,23 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
                 call = body.start()
                 if call is not None:
                     line.times.models.add(call.model)
-                    made = _MicrobatchCall(call, line, f"step{number}", action.microbatch)
+                    with step_seeds.drawing_from(body.seeds):
+                        made = _MicrobatchCall(call, line, f"step{number}", action.microbatch)
                     passes[action.microbatch] = made
             elif action.microbatch in passes:
-                _continue(body, passes[action.microbatch])
+                _continue(body, passes[action.microbatch], f"step{number}.{action.microbatch}")
     finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
-    _check_gradients(number, [made.of_stage for made in passes.values()])
-    return [_tensors(body.result) for body in found]
+    # First what all partitions have: those without trainable variables see no gradients.
+    seen = {
+        f"{what} of microbatch {microbatch}": tensors
+        for place in (0, 1)
+        for microbatch, made in sorted(passes.items())
+        for what, tensors in list(made.of_stage.seen.items())[place : place + 1]
+    }
+    with tf.control_dependencies([exchange.compare(f"step{number}.seen", seen)]):
+        return [_tensors(body.result) for body in found]
 
 
 def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -79,7 +99,8 @@ class _MicrobatchCall:
         known = partitioned.begun(request.model)
         cut, self._inputs = known.cut(request)
         self._structure = cut.structure
-        self.of_stage = MicrobatchPass(cut, known.trainable, line, step, microbatch)
+        self.flow = known.flow
+        self.of_stage = MicrobatchPass(cut, known.trainable, self.flow, line, step, microbatch)
         self.of_stage.forward(self._inputs)
 
     def answer(self) -> Callable[[], Any]:
@@ -93,26 +114,24 @@ class _MicrobatchCall:
         return joined
 
 
-def _continue(body: bodies.Body, made: _MicrobatchCall) -> None:
+def _continue(body: bodies.Body, made: _MicrobatchCall, tag: str) -> None:
     again = body.resume(made.answer())
     if again is not None:
         raise UnavailableError(
             "A step with several partitions calls one model once. Received: a further call, of "
             f"{again.model.name!r}. Call all parts in one smp.DistributedModel."
         )
-
-
-def _check_gradients(number: int, passes: Sequence[MicrobatchPass]) -> None:
-    """Compares the partitions: one that computes no gradient would leave others waiting for it."""
-    own = sum(made.has_gradients for made in passes)
-    counts = exchange.known_everywhere(f"step{number}.gradients", own)
+    asked = exchange.known_everywhere(f"{tag}.asked", int(made.of_stage.has_gradients))
+    counts = {partition: asked[partition] for partition in made.flow.asking}
     if len(set(counts.values())) > 1:
         without = min(counts, key=lambda partition: counts[partition])
         raise ModelError(
             "All partitions must compute gradients in a step, or none. Received: partition "
             f"{without} computes {counts[without]}, partition {max(counts, key=counts.__getitem__)}"
-            f" {max(counts.values())}. Does it have no trainable variable? Give each partition one."
+            f" {max(counts.values())}. Call tape.gradient or smp.gradients on all of them."
         )
+    if any(counts.values()) and runtime.mp_rank() in made.flow.passive:
+        made.of_stage.backward_for_others()
 
 
 def _is_of_numbers(leaf: Any) -> bool:

@@ -23,6 +23,9 @@ class CommGroup(enum.Enum):
     DP_GROUP = "dp_group"
 
 
+WORLD, MP_GROUP, DP_GROUP = CommGroup  # the original has them under these names, too
+
+
 class RankType(enum.Enum):
     """The group in which a rank counts."""
 

@@ -7,11 +7,14 @@ all copies. All do so in the order of ranks, so all get the same bits.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from nanotf.compat import step_errors
+from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
 
@@ -95,6 +98,54 @@ def equalize(models: Iterable[Any]) -> None:
         if runtime.has_replicas():
             for variable in model.weights:  # without the states of random generators
                 _equalize(variable)
+
+
+def average_states(models: Iterable[Any], written: Callable[[Any], bool]) -> None:
+    """Makes operations that average the states of models, such as moving averages, over the copies.
+
+    Args:
+        models: those that a step calls.
+        written: returns True for a variable that the step writes.
+
+    Raises:
+        CollectiveError: When they run: a state that is no floating-point number has parted.
+    """
+    if not runtime.has_replicas():
+        return
+    found = [tf_variable(v) for model in models for v in model.non_trainable_weights]
+    states = [variable for variable in found if written(variable)]
+    if not states:
+        return
+    names = [state.name for state in states]
+
+    def average(*values: Any) -> list[Any]:
+        arrays = [np.asarray(value) for value in values]
+        means = iter(average_over_replicas([a for a in arrays if _is_float(a)]))
+        others = gather_over_replicas([a for a in arrays if not _is_float(a)])
+        for copies in zip(*others, strict=True):
+            if not all(np.array_equal(copies[0], copy) for copy in copies):
+                raise CollectiveError(_PARTED.format(names=", ".join(names)))
+        return [next(means) if _is_float(array) else array for array in arrays]
+
+    read = [state.read_value() for state in states]
+    for state, mean in zip(
+        states,
+        tf.numpy_function(step_errors.carried(average), read, [v.dtype for v in read]),
+        strict=True,
+    ):
+        mean.set_shape(state.shape)
+        state.assign(mean)
+
+
+_PARTED = (
+    "Copies of a model have the same state: floating-point numbers are averaged, all others are "
+    "equal. Received: values that differ between copies, in one of {names}. Keep such a state "
+    "outside the model, or as a floating-point number."
+)
+
+
+def _is_float(array: Array) -> bool:
+    return bool(tf.as_dtype(array.dtype).is_floating)
 
 
 def _equalize(variable: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -17,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.region import context
 from nanotf.sagemaker.smp import rank_groups
@@ -40,8 +42,9 @@ _hooks: list[Callable[[], Any]] = []
 _notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
 called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-# Set while the code of a step, or of `save_model`, calls models.
-calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+# While the code of a step, or of `save_model`, may call models: gets those that it calls.
+calling: contextvars.ContextVar[weakref.WeakKeyDictionary[Any, None] | None]
+calling = contextvars.ContextVar("nanotf_smp_calling", default=None)
 
 
 def enter(mailbox: Mailbox | None, hosts: tuple[str, ...] = ()) -> None:
@@ -115,6 +118,8 @@ def init(config: dict[str, Any] | None = None) -> None:
         )
     _here.config = found
     _hooks.clear()
+    for line in found.without_effect() if _place(found).rank == 0 else ():
+        logger.warning("%s", line)
 
 
 def command(processes: int | None) -> str:
@@ -169,6 +174,9 @@ def mp_rank() -> int:
 def mp_size() -> int:
     """Returns the number of partitions."""
     return place().mp_size
+
+
+pp_rank, pp_size = mp_rank, mp_size  # without tensor parallelism, as in the original
 
 
 def dp_rank() -> int:
@@ -241,14 +249,20 @@ def noted(notes: Any) -> Iterator[None]:
         _notes.reset(before)
 
 
-def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
-    """Registers a function of no arguments that runs once, eagerly, in the first step.
+def register_post_partition_hook(
+    hook: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Registers a function that runs once, eagerly, in the first step.
 
     It runs after the model is built and before the step computes. Returns the function, so that it
     can be used as a decorator.
+
+    Args:
+        hook: the function.
+        *args, **kwargs: its arguments.
     """
     current()
-    _hooks.append(hook)
+    _hooks.append(functools.partial(hook, *args, **kwargs))
     return hook
 
 
@@ -259,9 +273,13 @@ def run_hooks() -> None:
 
 
 @contextlib.contextmanager
-def allowed() -> Iterator[None]:
-    """Lets models be called in this context."""
-    before = calling.set(True)
+def allowed(models: weakref.WeakKeyDictionary[Any, None] | None = None) -> Iterator[None]:
+    """Lets models be called in this context.
+
+    Args:
+        models: gets those that are called.
+    """
+    before = calling.set(weakref.WeakKeyDictionary() if models is None else models)
     try:
         yield
     finally:

@@ -57,6 +57,8 @@ class Slicing:
 def _part(value: Any, name: str, count: int, number: int, axis: int) -> Any:
     if hasattr(value, "smp_slice"):
         return value.smp_slice(count, number, axis)
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return _composite_rows(value, name, count, number, axis)
     if isinstance(value, (tf.Tensor, np.ndarray)):
         return _rows(tf.convert_to_tensor(value), name, count, number, axis)
     if isinstance(value, Mapping):
@@ -66,6 +68,34 @@ def _part(value: Any, name: str, count: int, number: int, axis: int) -> Any:
     if isinstance(value, (list, tuple, set)):
         return type(value)(_part(item, name, count, number, axis) for item in value)
     return value
+
+
+def _composite_rows(value: Any, name: str, count: int, number: int, axis: int) -> Any:
+    """Returns a microbatch of a ragged or a sparse tensor."""
+    if axis != 0:
+        raise InvalidArgumentError(
+            "Ragged and sparse tensors are split along their first axis. Received: argument "
+            f"{name!r}, a {type(value).__name__}, to be split along axis {axis}. Name it in "
+            "non_split_inputs, or pass a dense tensor."
+        )
+    if isinstance(value, tf.RaggedTensor):
+        each = _divisible(value.nrows(), count) // count
+        return value[number * each : (number + 1) * each]
+    shape = tf.cast(value.dense_shape, tf.int64)
+    each = _divisible(shape[0], count) // count
+    begin = tf.concat([[number * each], tf.zeros_like(shape[1:])], 0)
+    return tf.sparse.slice(value, begin, tf.concat([[each], shape[1:]], 0))
+
+
+def _divisible(length: Any, count: int) -> Any:
+    """Returns a length, once it is known in an execution that it is divisible."""
+    divisible = tf.debugging.assert_equal(
+        length % count,
+        tf.zeros_like(length),
+        "The batch size must be divisible by the number of microbatches.",
+    )
+    with tf.control_dependencies([divisible]):
+        return tf.identity(length)
 
 
 def _rows(tensor: Any, name: str, count: int, number: int, axis: int) -> Any:
@@ -84,12 +114,7 @@ def _rows(tensor: Any, name: str, count: int, number: int, axis: int) -> Any:
             "dataset.batch(..., drop_remainder=True), or other numbers."
         )
     if length is None:  # known in each execution alone
-        length = tf.shape(tensor)[axis]
-        divisible = tf.debugging.assert_equal(
-            length % count, 0, "The batch size must be divisible by the number of microbatches."
-        )
-        with tf.control_dependencies([divisible]):
-            length = tf.identity(length)
+        length = _divisible(tf.shape(tensor)[axis], count)
     each = length // count
     if axis == 0:
         return tensor[number * each : (number + 1) * each]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import graphs
+from nanotf.compat.checkpointing import AskedByCheckpoints
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import JobError, ModelError, UnavailableError
 from nanotf.sagemaker.smp import communication, partitioned, pipeline, runtime
@@ -25,7 +29,7 @@ def _of_this_partition(name: str) -> property:
     return property(held)
 
 
-class StepModel(tf.keras.Model):  # type: ignore[misc]
+class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
     """A `tf.keras.Model` that steps call: the base of `smp.DistributedModel`.
 
     Args:
@@ -36,7 +40,8 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not runtime.calling.get():
+        models = runtime.calling.get()
+        if models is None:
             raise JobError(
                 "A smp.DistributedModel is called in a function decorated by smp.step. Received: "
                 f"a call of {self.name!r} outside one. Put the call into such a function; for "
@@ -44,6 +49,7 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        models.setdefault(self)
         runtime.called.setdefault(self)
         known = partitioned.of(self)
         if runtime.mp_size() == 1 or (known is not None and known.is_whole):
@@ -63,7 +69,7 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
         known = partitioned.of(self)
         if known is None or not known.is_cut or known.is_whole:
             return list(super().losses)
-        with known.unlimited():
+        with known.unlimited(), graphs.reading_released():
             found = super().losses
         if found:
             raise UnavailableError(
@@ -85,20 +91,92 @@ class StepModel(tf.keras.Model):  # type: ignore[misc]
         Raises:
             ModelError: No step has called the model yet, so it has no variables.
         """
-        path = os.fspath(save_path)
         spec = getattr(self, "_nanotf_spec", None)
         if spec is None:
             raise ModelError(
                 "A model is saved after a step has called it. Received: save_model() of "
                 f"{self.name!r}, which no step has called."
             )
-        if runtime.mp_size() == 1:
-            self._save(path, spec)
-            return
-        with partitioned.begun(self).whole() as is_first:
-            if is_first:
-                self._save(path, spec)
+        with self._saving() as writes:
+            if writes:
+                self._save(os.fspath(save_path), spec)
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[bool]:
+        """Makes the model whole in rank 0, in this context, which all ranks enter.
+
+        Yields:
+            True in rank 0, False elsewhere.
+        """
+        with contextlib.ExitStack() as stack:
+            writes = runtime.rank() == 0
+            if runtime.mp_size() > 1:  # rank 0 lacks the values of other partitions
+                writes = stack.enter_context(partitioned.begun(self).whole())
+            yield writes
         communication.barrier()  # no rank continues before the file is complete
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save`. With several partitions, all ranks call it."""
+        self._write(super().save, args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save_weights`. With several partitions, all ranks call it."""
+        self._write(super().save_weights, args, kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports as `tf.keras.Model.export`. With several partitions, all ranks call it."""
+        self._write(super().export, args, kwargs)
+
+    def _write(self, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        if not partitioned.is_part(self):
+            method(*args, **kwargs)
+            return
+        with self._saving() as writes:
+            if writes:
+                with runtime.allowed():
+                    method(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Loads as `tf.keras.Model.load_weights`, with one partition."""
+        self._check_whole("load_weights()", "smp.CheckpointManager restores a model in partitions")
+        super().load_weights(*args, **kwargs)
+
+    def get_weights(self) -> Any:
+        """Returns what `tf.keras.Model.get_weights` does, with one partition."""
+        self._check_whole("get_weights()", "`weights` has the variables of this partition")
+        return super().get_weights()
+
+    def set_weights(self, weights: Any) -> None:
+        """Does what `tf.keras.Model.set_weights` does, with one partition."""
+        self._check_whole("set_weights()", "assign to the variables in `weights`")
+        super().set_weights(weights)
+
+    def _check_whole(self, call: str, remedy: str) -> None:
+        if partitioned.is_part(self):
+            raise ModelError(
+                f"Each process holds the weights of one partition. Received: {call} of "
+                f"{self.name!r}, in partition {runtime.mp_rank()}. Instead, {remedy}; "
+                "save_model(path), called in all ranks, writes the whole model."
+            )
+
+    def count_params(self) -> int:
+        """Returns the number of the whole model's parameters, those of other partitions too."""
+        with partitioned.begun(self).unlimited():
+            return int(super().count_params())
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the summary of the whole model."""
+        with partitioned.begun(self).unlimited():
+            super().summary(*args, **kwargs)
+
+    def check_checkpoint(self) -> None:
+        """Raises `ModelError` with several partitions: a checkpoint would have one of them."""
+        if partitioned.is_part(self):
+            raise ModelError(
+                "A tf.train.Checkpoint saves what one process holds. Received: one with "
+                f"{self.name!r}, a model in {runtime.mp_size()} partitions. Use "
+                "smp.CheckpointManager(checkpoint), in all ranks."
+            )
 
     def _save(self, path: str, spec: Any) -> None:
         with runtime.allowed():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from nanotf.compat import step_errors
 from nanotf.errors import InvalidArgumentTypeError, check_choice
 from nanotf.sagemaker.smp import replicas, runtime
 
@@ -105,11 +106,13 @@ def _over_replicas(value: Any) -> Any:
     """
     if isinstance(value, tf.IndexedSlices):
         kinds = [value.values.dtype, value.indices.dtype]
-        values, indices = tf.numpy_function(_all_rows, [value.values, value.indices], kinds)
+        values, indices = tf.numpy_function(
+            step_errors.carried(_all_rows), [value.values, value.indices], kinds
+        )
         values.set_shape([None, *value.values.shape[1:]])
         indices.set_shape([None])
         return tf.IndexedSlices(_scaled(values, runtime.dp_size()), indices, value.dense_shape)
-    mean = tf.numpy_function(_average, [value], value.dtype)
+    mean = tf.numpy_function(step_errors.carried(_average), [value], value.dtype)
     mean.set_shape(value.shape)
     return mean
 

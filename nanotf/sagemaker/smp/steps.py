@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,14 @@ import tensorflow as tf
 
 from nanotf.compat import graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
+    UnavailableError,
 )
-from nanotf.sagemaker.smp import pipeline, replicas, runtime
+from nanotf.sagemaker.smp import partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
 from nanotf.sagemaker.smp.step_output import StepOutput
@@ -88,7 +91,8 @@ def step(
     def call(*args: Any, **kwargs: Any) -> Any:
         return made(*args, **kwargs)
 
-    return call
+    # `PartitionedStep` converts the function itself, and nothing of nanotf's.
+    return tf.autograph.experimental.do_not_convert(call)
 
 
 class PartitionedStep:
@@ -104,67 +108,129 @@ class PartitionedStep:
         self, function: Callable[..., Any], slicing: Slicing | Shares, options: dict[str, Any]
     ) -> None:
         self._function, self._slicing, self._options = function, slicing, options
-        self._graphs: Any = None
         self._config: Any = None  # of the call of `init` for which the graphs were made
+        self._graphs: dict[Any, Any] = {}  # by what the models train: `_key`
+        # Those that the function has called.
+        self._models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = runtime.current()
-        if self._config is not found:
-            self._graphs, self._config = self._make(), found
-        results = self._graphs(*args, **kwargs)
-        if all(part is None for part in tf.nest.flatten(results)):
+        if self._config is not runtime.current():
+            self._config = runtime.current()
+            self._graphs.clear()
+            self._models.clear()
+        graphs_of_key = self._graphs.get(self._key()) or self._make()
+        results = graphs_of_key(*args, **kwargs)
+        # The first call has made the variables.
+        self._graphs[self._key()] = graphs_of_key
+        flat = tf.nest.flatten(results)  # empty: no gradients in a partition without variables
+        if flat and all(part is None for part in flat):
             raise ModelError(
                 "A step's function must return a tensor that depends on the model's output. "
                 f"Received: {self._function.__name__} returns None."
             )
         return tf.nest.map_structure(_output, *results)
 
+    def _check_options(self) -> None:
+        if self._options.get("jit_compile") and runtime.is_rank():
+            raise UnavailableError(
+                "XLA cannot compile a step of several ranks: messages between them are code of "
+                f"Python. Received: jit_compile={self._options['jit_compile']!r} with "
+                f"{runtime.size()} ranks. Leave it out, or give it to a tf.function that the "
+                "model's call uses."
+            )
+
+    def _key(self) -> Any:
+        """Returns what the models train, which a trace is made for."""
+        return tuple(
+            (id(model), *map(id, partitioned.all_trainable(model))) for model in self._models
+        )
+
     def _make(self) -> Any:
+        self._check_options()
         if runtime.is_rank():
             replacements.install(step_errors.TABLE, None)  # an error then ends it with its reason
-        of_body = {name: self._options[name] for name in _OF_BODY if name in self._options}
-        whole = runtime.mp_size() == 1
-        body = self._allowed()
+        replacements.install(TABLE, None)
+        function = self._function
         # With several partitions, the body runs in threads that stop where it calls the model
         # (`bodies`), so AutoGraph converts it without a graph of its own.
-        if whole:
-            body = tf.function(body, **of_body)
-        elif of_body.get("autograph", True):
-            body = graphs.converted(body, of_body.get(_OF_BODY[1]))
+        if self._options.get("autograph", True):
+            features = self._options.get("experimental_autograph_options")
+            function = graphs.converted(function, features)
+        body = self._allowed(function)
+        traces = _BodyTraces(body) if runtime.mp_size() == 1 else None
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
         def microbatches(*batch: Any, **named: Any) -> list[Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
-            results = _one_by_one(body, parts) if whole else pipeline.run(body, parts)
+            results = pipeline.run(body, parts) if traces is None else _one_by_one(traces, parts)
+            models = list(self._models)  # in the order of their calls, on all copies
+            replicas.average_states(models, self._written(models))
             # While the step is traced: the models are built, and nothing has computed yet.
             with tf.init_scope():
-                replicas.equalize(runtime.called)
+                replicas.equalize(models)
                 runtime.run_hooks()
             return results
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
         return tf.function(microbatches, autograph=False, **of_all)
 
-    def _allowed(self) -> Callable[..., Any]:
-        """Returns the user's function, in which models may be called."""
-        function = self._function
+    def _written(self, models: Sequence[Any]) -> Callable[[Any], bool]:
+        """Returns a function that tells the variables that this step's trace writes."""
+        handles = graphs.written_resources(tf.compat.v1.get_default_graph())
+        if runtime.mp_size() > 1:  # a call of a stage does not tell which it only reads
+            known = [partitioned.of(model) for model in models]
+            handles = set().union(*(each.written for each in known if each is not None))
+        return lambda variable: id(variable.handle) in handles
 
-        @functools.wraps(function)
+    def _allowed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the user's function, in which models may be called."""
+
+        @functools.wraps(self._function)
         def body(*args: Any, **kwargs: Any) -> Any:
-            with runtime.allowed():
+            with runtime.allowed(self._models):
                 return function(*args, **kwargs)
 
         return body
 
 
-def _one_by_one(body: Any, parts: Sequence[Any]) -> list[Any]:
-    """Calls a `tf.function` for each microbatch, once the one before has ended."""
+class _BodyTraces:
+    """The traces of a step's function: one for all microbatches, or for each if it draws."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        self._body = body
+        self._functions: list[Any] = []
+        self._draws = False
+
+    def of(self, microbatch: int) -> Any:
+        """Returns the `tf.function` of a microbatch; all before it have been called."""
+        if microbatch > 0 and not self._draws:
+            return self._functions[0]
+        while len(self._functions) <= microbatch:
+            traced = functools.partial(self._trace, len(self._functions))
+            self._functions.append(
+                tf.function(functools.wraps(self._body)(traced), autograph=False)
+            )
+        return self._functions[microbatch]
+
+    def _trace(self, microbatch: int, /, *args: Any, **kwargs: Any) -> Any:
+        seeds = step_seeds.SeedStream(microbatch, runtime.dp_rank())
+        seeds.continues_in(tf.compat.v1.get_default_graph())
+        with step_seeds.drawing_from(seeds):
+            results = self._body(*args, **kwargs)
+        self._draws = self._draws or seeds.has_drawn
+        return results
+
+
+def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
+    """Calls a step's function for each microbatch, once the one before has ended."""
     results: list[Any] = []
     before: list[Any] = []
-    for own_args, own_kwargs in parts:
+    for microbatch, (own_args, own_kwargs) in enumerate(parts):
         with tf.control_dependencies(before):
-            args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
-            results.append(body(*args, **kwargs))
+            args, kwargs = tf.nest.map_structure(
+                _anew, (own_args, own_kwargs), expand_composites=True
+            )
+            results.append(traces.of(microbatch)(*args, **kwargs))
         flat = tf.nest.flatten(results[-1], expand_composites=True)
         # TensorFlow may inline the call. What depends on the call's operation then waits
         # for its side effects alone; what depends on a copy of a result, for the result.
@@ -174,7 +240,49 @@ def _one_by_one(body: Any, parts: Sequence[Any]) -> list[Any]:
 
 def _anew(value: Any) -> Any:
     """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
-    return tf.identity(value) if isinstance(value, (tf.Tensor, tf.RaggedTensor)) else value
+    return tf.identity(value) if isinstance(value, tf.Tensor) else value
+
+
+def _applying_none(stock: Any, _: Any) -> Any:
+    @functools.wraps(stock)
+    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        return stock(self, pairs) if pairs else self.iterations
+
+    return apply_gradients
+
+
+def _getting(stock: Any, _: Any) -> Any:
+    def get_gradients(self: Any, loss: Any, params: Sequence[Any]) -> list[Any]:
+        """Returns what `smp.gradients` does, for scripts written for Keras's older optimizers."""
+        return gradients(loss, params)
+
+    return get_gradients
+
+
+TABLE = (
+    *(
+        Override(
+            f"keras.src.optimizers.{place}.get_gradients",
+            "scripts written for smp get their gradients by it",
+            _getting,
+            versions,
+            adds=True,
+        )
+        for place, versions in (
+            ("base_optimizer:BaseOptimizer", KERAS_3),
+            ("optimizer:_BaseOptimizer", KERAS_2),
+        )
+    ),
+    *step_seeds.TABLE,
+    *step_errors.CLASSES,
+    Override(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply_gradients",
+        "the variables of a partition may all be frozen",
+        _applying_none,
+        KERAS_3,
+    ),
+)
 
 
 def _output(*parts: Any) -> StepOutput | None:
@@ -196,7 +304,7 @@ def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
     Raises:
         InvalidArgumentError: The call is not in a function decorated by `smp.step`.
     """
-    if tf.executing_eagerly() or not runtime.calling.get():
+    if tf.executing_eagerly() or runtime.calling.get() is None:
         raise InvalidArgumentError(
             "smp.gradients is called in a function decorated by smp.step. Received: a call "
             "outside one. Use a tf.GradientTape there."

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.graphs import SideEffects
+from nanotf.compat import graphs
 from nanotf.compat.keras_common import around_layers, flat_layers, is_keras_own
 from nanotf.errors import ModelError
-from nanotf.sagemaker.smp import runtime
+from nanotf.sagemaker.smp import runtime, step_seeds
 
 
 class Notes:
@@ -68,6 +68,11 @@ class TracedCall:
     layers: list[list[str]]  # the names of the operations that each layer makes
 
     @property
+    def draws(self) -> bool:
+        """True if an operation draws from a state of its own, by seeds given to it here."""
+        return any(graphs.drawing(self.function.graph.as_graph_def()))
+
+    @property
     def operations(self) -> list[Any]:
         """The graph's operations, each after those it depends on."""
         found: list[Any] = self.function.graph.get_operations()
@@ -93,13 +98,19 @@ def trace(
         ModelError: The call returns something else than tensors.
     """
     found: dict[str, Any] = {}
-    effects = SideEffects()
+    effects = graphs.SideEffects()
 
     def traced(*inputs: Any) -> Any:
         notes = Notes(tf.compat.v1.get_default_graph())
+        if (seeds := step_seeds.current()) is not None:
+            seeds.continues_in(tf.compat.v1.get_default_graph())
         # This scope is inside one that keeps variables by name, which Keras 3 uses twice.
-        scopes = (runtime.noted(notes), around_layers(notes.of_layer))
-        with tf.variable_creator_scope(creator), effects.ordered(), scopes[0], scopes[1]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tf.variable_creator_scope(creator))
+            stack.enter_context(effects.ordered())
+            stack.enter_context(runtime.noted(notes))
+            stack.enter_context(around_layers(notes.of_layer))
+            stack.enter_context(graphs.reading_released())  # other processes run those reads
             results = call(*inputs)
         flat = tf.nest.flatten(results, expand_composites=True)
         _check_results(flat)

@@ -66,3 +66,11 @@ def test_requests_that_nanotf_refuses(key: str) -> None:
 def test_no_configuration(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         config.load(None, environ)
+
+
+def test_keys_without_effect_say_so() -> None:
+    plain = {"partitions": 1, "xla": False, "deterministic_server": True, "contiguous": True}
+    assert config.check(plain).without_effect() == []
+    found = config.check({"partitions": 1, "xla": True, "ddp": True, "partition_file": "a"})
+    texts = found.without_effect()
+    assert [text.split()[1] for text in texts] == ["partition_file='a'", "xla=True", "ddp=True"]
