@@ -32,6 +32,7 @@ def test_horovod_trains_as_one_process(tmp_path: pathlib.Path) -> None:
     assert max(found["differences"].values()) < TOLERANCE, found["differences"]
     for alone, ranks in found["losses"]:
         np.testing.assert_allclose(ranks, alone, rtol=TOLERANCE)
+    assert found["unequal"] < TOLERANCE
     assert "all_reduce" in found["unlike"] and "broadcast" in found["unlike"]
 
 

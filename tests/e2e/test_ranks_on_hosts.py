@@ -47,6 +47,11 @@ each = 16 // hvd.size()
 mine = x.reshape(4, hvd.size(), each, 8)[:, hvd.rank()].reshape(-1, 8)
 optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01))
 ranks = trained(optimizer, each, mine, mine[:, :3])
+total = []
+for step in range(3 + 2 * hvd.rank()):
+    total.append(float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)))
+assert hvd.join() == hvd.size() - 1
+assert total[3:] == [hvd.size() - 1 - step // 2 for step in range(2 * hvd.rank())], total
 print(json.dumps({
     "places": places,
     "workers": json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"],
