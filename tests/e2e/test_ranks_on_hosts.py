@@ -94,6 +94,20 @@ def test_ranks_train_as_one_process(tmp_path: pathlib.Path) -> None:
     assert "difference" in (tmp_path / "logs" / "rank-1.log").read_text()
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_host_that_cannot_take_part_ends_all(failing: int, tmp_path: pathlib.Path) -> None:
+    counts = ["1", "1"]
+    counts[failing] = "99999"
+    hosts = ",".join(f"{name}:{count}" for name, count in zip(ADDRESSES, counts, strict=True))
+    flags = ["--ranks", "--hosts", hosts]
+    with contextlib.closing(HostsRun(tmp_path, "", flags, _environments(tmp_path))) as run:
+        codes = run.wait()
+    assert codes[failing] == 2 and codes[1 - failing] in (1, 2)
+    said = f"Host {ADDRESSES[1]} cannot take part" if failing else "does not run the script"
+    assert said in run.text(1 - failing)
+    assert all("99999" in run.text(host) for host in (0, 1))
+
+
 @pytest.mark.thorough
 def test_slurm_gives_the_numbers_of_ranks(tmp_path: pathlib.Path) -> None:
     step = {
