@@ -64,7 +64,9 @@ class HostsEngine(Engine):
         memory: descriptor of the memory of the host's group; the caller keeps it.
     """
 
-    def __init__(self, local: NativeEngine, hosts: HostsSpec, fds: Sequence[int], memory: int) -> None:
+    def __init__(
+        self, local: NativeEngine, hosts: HostsSpec, fds: Sequence[int], memory: int
+    ) -> None:
         self._first = hosts.ranks(hosts.index)[0]
         spec = dataclasses.replace(local.spec, size=hosts.size, nodes=1)
         super().__init__(spec, self._first + local.rank)

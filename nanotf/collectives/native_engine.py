@@ -31,7 +31,6 @@ from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure
 
-
 _LOOK_SECONDS = 0.5  # between two looks at the deadline, and at signals
 _TYPE_NAMES = {number: name for name, number in native.TYPES.items()}
 _REDUCTION_NAMES = {number: name for name, number in native.REDUCTIONS.items()}
@@ -149,9 +148,7 @@ class NativeEngine(Engine):
         )
         return results[0]
 
-    def broadcast(
-        self, array: Array, key: int, root: int = 0, spreads: bool = False
-    ) -> Array:
+    def broadcast(self, array: Array, key: int, root: int = 0, spreads: bool = False) -> Array:
         array = np.asarray(array, order="C")
         result = np.empty_like(array)
         self._call(

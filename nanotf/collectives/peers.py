@@ -146,12 +146,13 @@ class Peers:
 
         def found() -> _Frame | None:
             frame = self._frames.pop((host, place), None)
-            if frame is None and note.offer.kind is CollectiveKind.BROADCAST:
-                # A host that has joined follows others, and the root of a broadcast is the first.
-                if any(one == host and step == 0 for one, (_, _, step) in self._frames):
-                    text = missed(f"host {self._hosts.names[host]}", note.offer.kind)
-                    raise PeerFailed(Failure(FailureKind.ABORTED, -1, text))
-            return frame
+            if frame is not None or note.offer.kind is not CollectiveKind.BROADCAST:
+                return frame
+            # A host that has joined follows others, and the root of a broadcast is the first.
+            if any(one == host and step == 0 for one, (_, _, step) in self._frames):
+                text = missed(f"host {self._hosts.names[host]}", note.offer.kind)
+                raise PeerFailed(Failure(FailureKind.ABORTED, -1, text))
+            return None
 
         began = time.monotonic_ns()
         frame: _Frame = self._wait(found, lambda: self._expired([host], note.text))

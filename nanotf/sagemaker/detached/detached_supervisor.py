@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 
 from nanotf.console import say
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder
-from nanotf.sagemaker.detached.log_files import LogFiles, SpokenLog
 from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.detached.starting import FULL
+from nanotf.wire.log_files import LogFiles, SpokenLog
 
 _PAUSE = 1.0  # seconds between two tries to write on a full disk
 _START_SECONDS = 60.0  # for room for the first state, while the launching process waits

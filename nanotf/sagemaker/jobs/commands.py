@@ -15,11 +15,10 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 
 import nanotf
-from nanotf.machine import topology
+from nanotf.machine import processes, topology
 from nanotf.machine.cluster import OWN_CODE_VARIABLE
 from nanotf.machine.interpreter import python_command
-from nanotf.sagemaker.detached import processes
-from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.machine.processes import OwnedProcess
 from nanotf.sagemaker.jobs import script_variables, source
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts

@@ -26,10 +26,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nanotf.errors import JobError, NanoError
-from nanotf.sagemaker.detached import processes
+from nanotf.machine import processes
+from nanotf.machine.processes import OwnedProcess
 from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
-from nanotf.sagemaker.detached.processes import OwnedProcess
 from nanotf.sagemaker.jobs import (
     addresses,
     commands,

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from nanotf.errors import JobError
-from nanotf.sagemaker.detached import detached_supervisor, following, log_files, starting
+from nanotf.sagemaker.detached import detached_supervisor, following, starting
 from nanotf.sagemaker.jobs import archives, failure, follow, launch, metrics, record, results
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.supervisor import JobSupervisor
-from nanotf.wire import files
+from nanotf.wire import files, log_files
 
 
 def _full(*_: Any, **__: Any) -> Any:
