@@ -141,6 +141,11 @@ print(socket.gethostbyname('algo-1'))
 with open('/opt/ml/input/data/train/x.txt') as data, open('/opt/ml/model/m', 'w') as model:
     model.write(data.read())
 os.system('ls /opt/ml/model')
+folders = '/opt/ml/model', os.environ['SM_MODEL_DIR']
+for one, other, kept in (*folders, 'n'), (*folders[::-1], 'o'), (os.getcwd(), folders[1], 'p'):
+    open(f'{one}/part', 'w').close()
+    os.rename(f'{one}/part', f'{other}/{kept}')
+print(folders[1] in folders[0] or os.path.realpath('/opt/ml'))
 """
 
 
@@ -158,9 +163,10 @@ def test_the_folders_of_a_container(folder: pathlib.Path) -> None:
         '{"cluster": {"worker": ["algo-1:8890"]}, "task": {"type": "worker", "index": 0}}',
         "127.0.0.1",
         "m",
+        "True",
     ]
     with tarfile.open(job.model) as tar:
-        assert tar.getnames() == ["m"]
+        assert tar.getnames() == ["m", "n", "o", "p"]
     assert pathlib.Path("/opt/ml").exists() == before
 
 
