@@ -86,7 +86,8 @@ def enter(
 
     Returns:
         `First` if this is the first of several hosts; None if it is the only one; otherwise the
-        exit code of the script, which has run on the first host meanwhile.
+        exit code of the script, which has run on the first host meanwhile, or that of a process of
+        this host whose failure has ended it.
 
     Raises:
         NanoError: The hosts are described wrongly, or this one cannot join them.
@@ -137,7 +138,8 @@ def _enter(
         agent = Agent(found, own, secret, address, to_first)
     else:
         agent = Agent(found, own, secret, address, to_first, lend_for=lend_for, what="rank")
-    return own_code(agent.run(), environ)
+    code = agent.run()
+    return (agent.failed_code if code else 0) or own_code(code, environ)
 
 
 def own_code(code: int, environ: Mapping[str, str]) -> int:

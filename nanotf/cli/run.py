@@ -95,7 +95,7 @@ class Script:
         lender = rank_launch.RankLender(self)
         found = hosts.enter(self.hosts, count, os.environ, lambda: None, lender)
         if isinstance(found, int):
-            return lender.code or found
+            return found
         if found is not None:
             found.wait_for_all()
         members = None if found is None else found.members

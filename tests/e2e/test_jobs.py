@@ -682,6 +682,18 @@ def test_the_reason_is_of_the_host_that_failed(folder: pathlib.Path) -> None:
     assert 'ValueError: why"\nHost "algo-1"' in str(state.failure_reason)
 
 
+def test_the_reason_is_of_the_host_whose_worker_died(folder: pathlib.Path) -> None:
+    source = TRAINING.replace(
+        'print("traced in a worker")', "nanotf.rank() == 1 and __import__('os')._exit(7)"
+    )
+    request = JobRequest("a", SourceCode(_write(folder, source)), num_processes="1", instances=2)
+    state = follow.wait(launch.start(request, folder / "jobs"))
+    reason = str(state.failure_reason)
+    assert state.exit_codes == {"algo-1": 1, "algo-2": 7}, reason
+    assert 'Host "algo-2"' in reason and "worker 1 (process" in reason
+    assert "exited with code 7" in reason and "ExitCode 7" in reason
+
+
 REQUIREMENT = """
 import sys, numpy, needed
 print(needed.TEXT, sys.prefix.endswith("packages"), "nanotf" in sys.modules)

@@ -31,6 +31,7 @@ class LentProcesses(Protocol):
     """The processes that a host lends: the workers of one pool, or ranks."""
 
     pool: int
+    failed_code: int  # exit code of the first of them that failed by itself, as shells report it
 
     def lent(self) -> agent_messages.Lent:
         """Returns the message that describes them."""
@@ -59,6 +60,9 @@ class Agent:
         part: see `neighbours.plan`.
         lend_for: starts what a message `Lend` asks for; see `Lending`.
         what: the word for one of those.
+
+    Attributes:
+        failed_code: int, that of what it has lent last; see `LentProcesses`.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Agent:
         self._part = part
         self._first = first
         self._lending: LentProcesses | None = None
+        self.failed_code = 0
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._leaders: dict[tuple[int, int], int] = {}  # guarded; descriptors by pool and host
@@ -255,6 +260,7 @@ class Agent:
         lending, self._lending = self._lending, None
         if lending is not None:
             lending.close()
+            self.failed_code = lending.failed_code
 
     def _answer(self, asked: agent_messages.Ask) -> None:
         if asked.question == "clock":
