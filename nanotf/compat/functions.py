@@ -3,6 +3,7 @@
 | name | why |
 | --- | --- |
 | `Function._autograph`, `_reduce_retracing`, `_experimental_autograph_options`, `_jit_compile` | the arguments of `tf.function`; no public name returns them |
+| `control_flow_util.GraphOrParentsInXlaContext` | whether a graph is traced to be compiled; a graph does not know its function |
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ def options_of(function: Any) -> dict[str, Any]:
     }
     defaults = {"autograph": True, "reduce_retracing": False}
     return {name: value for name, value in found.items() if value is not defaults.get(name)}
+
+
+def is_for_xla(graph: Any) -> bool:
+    """Returns True for a graph that is traced for XLA: in a function with `jit_compile=True`."""
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 _COMPILES = "_nanotf_compiles"

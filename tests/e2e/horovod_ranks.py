@@ -159,6 +159,18 @@ def unequal() -> float:
     return difference(model, expected)
 
 
+def compiled() -> str:
+    """Returns the error of a step that XLA is to compile."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=True)
+    try:
+        model.fit(mine(X), mine(Y), HALF, 1, 0)
+    except Exception as error:  # Keras 2 wraps it
+        return str(error)
+    return "no error"
+
+
 def unlike() -> str:
     """Returns the error of ranks that call unlike collectives."""
     try:
@@ -194,6 +206,7 @@ collectives()
 gradients()
 overflows()
 found["unequal"] = unequal()
+found["compiled"] = compiled()
 found["unlike"] = unlike()
 assert hvd.join() in (0, 1)
 print(json.dumps(found))

@@ -33,6 +33,7 @@ def test_horovod_trains_as_one_process(tmp_path: pathlib.Path) -> None:
     for alone, ranks in found["losses"]:
         np.testing.assert_allclose(ranks, alone, rtol=TOLERANCE)
     assert found["unequal"] < TOLERANCE
+    assert "XLA compiles no exchanges between ranks. Received: jit_compile=True" in found["compiled"]
     assert "all_reduce" in found["unlike"] and "broadcast" in found["unlike"]
 
 
