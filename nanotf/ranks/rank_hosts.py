@@ -202,7 +202,9 @@ class LentRanks(OtherRanks):
 
     def tell_failure(self, error: WorkerDied) -> None:
         if not self._is_closing:
-            self.failed_code = exit_code_of(error)  # before the first host hears of it, and says Bye
+            self.failed_code = exit_code_of(
+                error
+            )  # before the first host hears of it, and says Bye
         body = pickle.dumps(error)
         self._tell(agent_messages.FromWorker(self.pool, error.rank or 0, body))
 

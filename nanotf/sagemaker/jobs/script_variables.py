@@ -165,9 +165,7 @@ _PLAIN = (
 )
 
 
-def _training_environment(
-    tree: Tree, seen: Tree, job_name: str, counts: Counts
-) -> dict[str, Any]:
+def _training_environment(tree: Tree, seen: Tree, job_name: str, counts: Counts) -> dict[str, Any]:
     """Returns the toolkit's description of a host: `SM_TRAINING_ENV`."""
     resources: dict[str, Any] = files.read_json(tree.resources)
     channels: dict[str, Any] = files.read_json(tree.input_data)
