@@ -274,7 +274,7 @@ class Group:
         """Waits until all ranks have joined; until then gives the others' collectives no data.
 
         A sum gets zeros from this rank, a minimum or maximum nothing, a gather no rows. A broadcast
-        is refused. Only outside of a `tf.function`.
+        is refused. Only outside a `tf.function`.
 
         Args:
             key: of joining alone.

@@ -191,7 +191,7 @@ class HostsEngine(Engine):
         assert self._peers is not None, "only leaders exchange"
         with self._reported():
             offer = self._peers.next_offer(self._numbers, (key, self._joins, 0))
-        # A host that already knows of all others goes on with this key.
+        # A host that already knows of all others continues with this key.
         return None if offer is None or offer.key == key else offer
 
     def _bounds(self, elements: int) -> list[tuple[int, int]]:

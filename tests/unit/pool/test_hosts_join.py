@@ -110,7 +110,7 @@ def test_a_host_that_cannot_take_part_ends_the_wait() -> None:
 
 
 def test_a_first_host_that_gives_up_tells_the_others(capfd: pytest.CaptureFixture[str]) -> None:
-    """Those that are here, and one that comes then."""
+    """Tells those that are here, and one that comes then."""
     found = dataclasses.replace(_found(0), launched=(1, 2))
     hosts, codes = Hosts(found, 2, SECRET, "127.0.0.1", (0,)), []
     agents = [_agent(hosts, workers=workers) for workers in (0, 3)]
