@@ -12,9 +12,9 @@ from nanotf.cli.detached import add_action, print_list
 from nanotf.cli.parsers import Parser, add_json
 from nanotf.console import say
 from nanotf.sagemaker.detached import following
-from nanotf.sagemaker.detached.log_files import LogTail
 from nanotf.sagemaker.endpoints import endpoint_record, endpoint_start
 from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
+from nanotf.wire.log_files import LogTail
 
 
 def add_command(commands: Any) -> None:

@@ -12,11 +12,12 @@ host that has lent its workers ends with 0 rather than with the script's exit co
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nanotf.console import status
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine import cluster, launcher_binding, topology
 from nanotf.machine.cluster import Cluster
 from nanotf.machine.own_exit import at_own_exit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 PORT_VARIABLE = "NANOTF_PORT"
 PORT = 18891
+_TELL_SECONDS = 30.0  # for other hosts to hear that the run cannot begin
 INTERFACE_VARIABLE = "NANOTF_INTERFACE"
 
 # Of the script, for the other hosts; 1 until it has ended by itself. Empty if there are none.
@@ -44,9 +46,17 @@ class First:
         from nanotf.pool.hosts import members
 
         found = self._hosts.cluster
-        if found.size > 1:
-            with status(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source})"):
-                self._hosts.wait_for_all(members.join_seconds())
+        others = found.hosts[1:] or ("the other processes of the launcher",)
+        if found.size > 1 or sum(found.launched) > 1:
+            with status(f"waiting for {', '.join(others)} (hosts from {found.source})"):
+                seconds = members.join_seconds()
+                until = time.monotonic() + seconds
+                try:
+                    self._hosts.wait_for_all(seconds)
+                except NanoError as error:
+                    left = max(0.0, until - time.monotonic())
+                    self._hosts.give_up(str(error), min(left, _TELL_SECONDS))
+                    raise
 
     @property
     def members(self) -> Hosts:
@@ -76,7 +86,8 @@ def enter(
 
     Returns:
         `First` if this is the first of several hosts; None if it is the only one; otherwise the
-        exit code of the script, which has run on the first host meanwhile.
+        exit code of the script, which has run on the first host meanwhile, or that of a process of
+        this host whose failure has ended it.
 
     Raises:
         NanoError: The hosts are described wrongly, or this one cannot join them.
@@ -96,29 +107,39 @@ def _enter(
     cluster.choose(found)
     # A launcher that starts several processes on a host expects all of them to stay.
     has_siblings = found.source != "--hosts" and (found.workers[found.rank] or 1) > 1
-    if (found.rank, found.local_rank) == (0, 0):
-        check()
+    is_first = (found.rank, found.local_rank) == (0, 0)
     if found.size == 1 and not has_siblings:
+        if is_first:
+            check()
         return None
+    from nanotf.pool.hosts.agent import Agent
     from nanotf.pool.hosts.secret import secret_of
 
     secret, ports = secret_of(environ), _ports(found, environ)
-    # One process of a host lends all of its workers; the others only wait for the end.
-    own = count(found) if found.local_rank == 0 else 0
-    if own:
-        topology.plan(own)  # raises if this host has too few cores
     address = _address(found, environ)
-    if (found.rank, found.local_rank) == (0, 0):
+    to_first = (cluster.address_of(found.hosts[0], environ), ports)
+    try:
+        if is_first:
+            check()
+        # One process of a host lends all of its workers; the others only wait for the end.
+        own = count(found) if found.local_rank == 0 else 0
+        if own:
+            topology.plan(own)  # raises if this host has too few cores
+    except NanoError as error:
+        with status("telling the other hosts that this one cannot take part"):
+            if is_first:
+                _open(found, 0, secret, address, ports).members.give_up(str(error), _TELL_SECONDS)
+            else:
+                Agent(found, 0, secret, address, to_first).decline(str(error), _TELL_SECONDS)
+        raise
+    if is_first:
         return _open(found, own, secret, address, ports)
-    from nanotf.pool.hosts.agent import Agent
-
-    first = cluster.address_of(found.hosts[0], environ)
-    to_first = (first, ports)
     if lend_for is None:
         agent = Agent(found, own, secret, address, to_first)
     else:
         agent = Agent(found, own, secret, address, to_first, lend_for=lend_for, what="rank")
-    return own_code(agent.run(), environ)
+    code = agent.run()
+    return (agent.failed_code if code else 0) or own_code(code, environ)
 
 
 def own_code(code: int, environ: Mapping[str, str]) -> int:

@@ -93,13 +93,13 @@ class Script:
         """Runs the script as ranks, here and on other hosts. Returns the exit code."""
 
         def count(found: Cluster) -> int:
+            self._check_file()  # every host needs it
             return rank_launch.number(found, self.num_processes, self.smp, os.environ)
 
-        self._check_file()  # every host needs it
         lender = rank_launch.RankLender(self)
         found = hosts.enter(self.hosts, count, os.environ, lambda: None, lender)
         if isinstance(found, int):
-            return lender.code or found
+            return found
         if found is not None:
             found.wait_for_all()
         members = None if found is None else found.members

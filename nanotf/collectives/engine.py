@@ -70,6 +70,19 @@ class Engine(abc.ABC):
         """Returns when every rank has arrived."""
 
     @abc.abstractmethod
+    def join(self, key: int) -> int:
+        """Takes part in the others' collectives, without data, until all ranks have joined.
+
+        Meanwhile no other thread of this rank may make a collective.
+
+        Args:
+            key: of joining alone.
+
+        Returns:
+            The rank that has joined last.
+        """
+
+    @abc.abstractmethod
     def times(self, steps_begin: bool = False) -> RankTimes:
         """Returns this rank's times; `steps_begin` marks the start of an execution of steps."""
 

@@ -270,6 +270,25 @@ class Group:
 
         return self._in_python(run, [], [])
 
+    def join(self, key: int) -> int:
+        """Waits until all ranks have joined; until then gives the others' collectives no data.
+
+        A sum gets zeros from this rank, a minimum or maximum nothing, a gather no rows. A broadcast
+        is refused. Only outside a `tf.function`.
+
+        Args:
+            key: of joining alone.
+
+        Returns:
+            The rank that has joined last.
+        """
+        if not tf.executing_eagerly():
+            raise InvalidArgumentError(
+                "join waits once, and in no tf.function. Received: a call in the function "
+                f"{tf.compat.v1.get_default_graph().name}. Call it after the steps."
+            )
+        return self._engine.join(check_key(key))
+
     def times(self, steps_begin: bool = False) -> RankTimes:
         """Returns this rank's times since it attached. Takes about 1 us.
 

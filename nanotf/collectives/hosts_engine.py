@@ -9,6 +9,9 @@ Each host sends a short vector whole to every other host, and all hosts sum: one
 vector is divided: each host sums its part and sends it to the others. That takes two exchanges, but
 each host sends `2 (H - 1) / H` times the vector instead of `H - 1` times. One host sums an element,
 or all hosts do so in the same order, so all ranks get identical bits.
+
+A rank that has joined follows the calls on its host. A leader follows whole calls, those of its
+host's ranks first, and after these have joined those of other hosts, whose frames say what they do.
 """
 
 from __future__ import annotations
@@ -35,7 +38,14 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
-from nanotf.collectives.peers import PeerFailed, Peers
+from nanotf.collectives.joined_rank import (
+    CollectiveKind,
+    CollectiveOffer,
+    last_joined,
+    take_part,
+)
+from nanotf.collectives.native_engine import NativeEngine
+from nanotf.collectives.peers import CallNote, PeerFailed, Peers
 from nanotf.collectives.spec import HostsSpec, write_abort_record
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure, FailureKind
@@ -54,7 +64,9 @@ class HostsEngine(Engine):
         memory: descriptor of the memory of the host's group; the caller keeps it.
     """
 
-    def __init__(self, local: Engine, hosts: HostsSpec, fds: Sequence[int], memory: int) -> None:
+    def __init__(
+        self, local: NativeEngine, hosts: HostsSpec, fds: Sequence[int], memory: int
+    ) -> None:
         self._first = hosts.ranks(hosts.index)[0]
         spec = dataclasses.replace(local.spec, size=hosts.size, nodes=1)
         super().__init__(spec, self._first + local.rank)
@@ -64,6 +76,8 @@ class HostsEngine(Engine):
         # Guards the fields below.
         self._lock = threading.Lock()
         self._numbers: dict[int, int] = {}
+        self._joins = 0
+        self._has_joined = False
         self._done, self._in_calls = 0, 0
         self._failures = 0
         self._last_failure: Failure | None = None
@@ -73,7 +87,8 @@ class HostsEngine(Engine):
         arrays = [np.asarray(array, order="C") for array in arrays]
         check_reducible([array.dtype.name for array in arrays])
         flat = _flat(arrays, check_reduction(op))
-        with self._call(key, describe(f"all_reduce({op})", arrays)) as call:
+        offer = CollectiveOffer(key, CollectiveKind.ALL_REDUCE, flat.dtype.name, op, flat.nbytes)
+        with self._call(offer, describe(f"all_reduce({op})", arrays)) as call:
             mine = self._local.all_reduce([flat], key, op)[0]
             total = call.spread(lambda: call.reduce(mine, op), mine.shape, mine.dtype)
         return _shaped(total, arrays)
@@ -84,7 +99,8 @@ class HostsEngine(Engine):
         flat = _flat(arrays, "sum")
         bounds = self._bounds(flat.size)
         begin, end = bounds[self._hosts.index]
-        with self._call(key, describe("reduce_scatter", arrays)) as call:
+        offer = CollectiveOffer(key, CollectiveKind.OTHER)
+        with self._call(offer, describe("reduce_scatter", arrays)) as call:
             mine = self._local.all_reduce([flat], key)[0]
             part = call.spread(lambda: call.sum_own(mine, bounds), (end - begin,), mine.dtype)
         own = part_of(self.rank, self.size, flat.size)
@@ -94,7 +110,8 @@ class HostsEngine(Engine):
         part = np.asarray(part, order="C")
         check_parts(part, likes, self.rank, self.size)
         size = sum(like.size for like in likes)
-        with self._call(key, describe("gather_parts", likes)) as call:
+        offer = CollectiveOffer(key, CollectiveKind.OTHER)
+        with self._call(offer, describe("gather_parts", likes)) as call:
             mine = self._local.all_gather(part, key)
             total = call.spread(lambda: np.concatenate(call.swap(mine)), (size,), part.dtype)
         return _shaped(total, likes)
@@ -102,7 +119,9 @@ class HostsEngine(Engine):
     def all_gather(self, array: Array, key: int) -> Array:
         array = np.asarray(array, order="C")
         check_rows(array.ndim)
-        with self._call(key, describe("all_gather", [array], any_rows=True)) as call:
+        row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        offer = CollectiveOffer(key, CollectiveKind.ALL_GATHER, nbytes=row_bytes)
+        with self._call(offer, describe("all_gather", [array], any_rows=True)) as call:
             mine = self._local.all_gather(array, key)
             found: list[Array] = []
 
@@ -117,16 +136,63 @@ class HostsEngine(Engine):
     def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
         array = np.asarray(array, order="C")
         source = next(h for h in range(len(self._hosts.counts)) if root in self._hosts.ranks(h))
-        with self._call(key, describe(f"broadcast from rank {root}", [array])) as call:
+        offer = CollectiveOffer(key, CollectiveKind.BROADCAST)
+        with self._call(offer, describe(f"broadcast from rank {root}", [array])) as call:
             if source == self._hosts.index:
                 array = self._local.broadcast(array, key, root - self._first)
             return call.spread(lambda: call.copy_from(source, array), array.shape, array.dtype)
 
     def barrier(self, key: int) -> None:
         nothing = np.empty(0, np.uint8)
-        with self._call(key, describe("barrier")) as call:
+        offer = CollectiveOffer(key, CollectiveKind.BARRIER)
+        with self._call(offer, describe("barrier")) as call:
             self._local.barrier(key)
             call.spread(lambda: call.swap(nothing)[0], nothing.shape, nothing.dtype)
+
+    def join(self, key: int) -> int:
+        count = self._local.follow(key) if self._peers is None else self._follow(key)
+        last = last_joined(self, key, count)
+        if self._peers is not None:
+            self._peers.forget((key, self._joins, 0))
+        return last
+
+    def _follow(self, key: int) -> int:
+        count = 0
+        self._joins, self._has_joined = self._joins + 1, True
+        self._local.begin_join()
+        with self._local.following():
+            while (offer := self._next_here()) is not None:
+                count += take_part(self, offer)
+        self._tell_joined(key)
+        while (offer := self._next_elsewhere(key)) is not None:
+            count += take_part(self, offer)
+        self._has_joined = False
+        return count
+
+    def _next_here(self) -> CollectiveOffer | None:
+        """Waits for a call of this host's ranks; None once all of them have joined."""
+        with self._reported():
+            offer = self._local.next_offer()
+        if offer is not None and offer.kind is CollectiveKind.SPREAD:
+            # No step before it is made here: another host broadcasts.
+            return dataclasses.replace(offer, kind=CollectiveKind.BROADCAST)
+        return offer
+
+    def _tell_joined(self, key: int) -> None:
+        """Tells the other hosts that all ranks of this one have joined."""
+        assert self._peers is not None, "only leaders exchange"
+        note = CallNote(0, "join", CollectiveOffer(key, CollectiveKind.NOTHING))
+        with self._reported():
+            for host in self._hosts.others:
+                self._peers.send(host, (key, self._joins, 0), note, np.empty(0, np.uint8))
+
+    def _next_elsewhere(self, key: int) -> CollectiveOffer | None:
+        """Waits for a call of other hosts; None once all their ranks have joined."""
+        assert self._peers is not None, "only leaders exchange"
+        with self._reported():
+            offer = self._peers.next_offer(self._numbers, (key, self._joins, 0))
+        # A host that already knows of all others continues with this key.
+        return None if offer is None or offer.key == key else offer
 
     def _bounds(self, elements: int) -> list[tuple[int, int]]:
         """Returns the parts of a vector that the ranks of each host get in a reduce-scatter."""
@@ -138,22 +204,32 @@ class HostsEngine(Engine):
 
     # ------------------------------------------------------------------------------ calls
     @contextlib.contextmanager
-    def _call(self, key: int, description: CollectiveDescription) -> Iterator[_HostsCall]:
-        check_key(key)
+    def _call(
+        self, offer: CollectiveOffer, description: CollectiveDescription
+    ) -> Iterator[_HostsCall]:
+        key = check_key(offer.key)
         with self._lock:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
         began = time.monotonic_ns()
+        text = f"{description.summary} (key {key}, call {number})"
+        note = CallNote(0 if self._has_joined else description.signature, text, offer)
+        with self._reported():
+            yield _HostsCall(self._local, self._peers, self._hosts, note, number)
+        with self._lock:
+            self._done += 1
+            self._in_calls += time.monotonic_ns() - began
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Reports a failure in this context to all ranks of all hosts."""
         try:
-            yield _HostsCall(self._local, self._peers, self._hosts, description, key, number)
+            yield
         except PeerFailed as failed:
             raise self._failed(failed.failure) from None
         except CollectiveError as error:
             _, failure = self._local.failures()
             failure = failure or Failure(FailureKind.ABORTED, -1, str(error))
             raise self._failed(self._seen_from_all(failure)) from None
-        with self._lock:
-            self._done += 1
-            self._in_calls += time.monotonic_ns() - began
 
     def _failed(self, failure: Failure) -> CollectiveError:
         """Reports a failure to all ranks of all hosts. Returns the exception to raise."""
@@ -193,6 +269,8 @@ class HostsEngine(Engine):
 
     def abort(self, text: str) -> None:
         self._local.abort(text)
+        if self._peers is not None:
+            self._peers.tell_all(Failure(FailureKind.ABORTED, -1, text))
 
     def close(self) -> None:
         if self._peers is not None:
@@ -204,28 +282,27 @@ class _HostsCall:
     """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
 
     Args:
-        key, number: of the call; the same on all ranks.
         peers: None on ranks that are not their host's leader.
+        note: of the call.
+        number: of the call with its key; the same on all ranks.
     """
 
     def __init__(
         self,
-        local: Engine,
+        local: NativeEngine,
         peers: Peers | None,
         hosts: HostsSpec,
-        description: CollectiveDescription,
-        key: int,
+        note: CallNote,
         number: int,
     ) -> None:
         self._local, self._peers, self._hosts = local, peers, hosts
-        self._signature = description.signature
-        self._text = f"{description.summary} (key {key}, call {number})"
-        self._key, self._number, self._step = key, number, 0
+        self._note, self._key = note, note.offer.key
+        self._number, self._step = number, 0
 
     def spread(self, found: Callable[[], Array], shape: tuple[int, ...], dtype: Any) -> Array:
         """Returns on all ranks of the host what `found` returns on its leader."""
         mine = found() if self._peers is not None else np.empty(shape, dtype)
-        return self._local.broadcast(mine, self._key, 0)
+        return self._local.broadcast(mine, self._key, 0, spreads=True)
 
     # The methods below run on leaders alone.
     def swap(self, mine: Array) -> list[Array]:
@@ -272,12 +349,12 @@ class _HostsCall:
     def _send(self, host: int, step: int, data: Array) -> None:
         assert self._peers is not None, "only leaders exchange"
         place = (self._key, self._number, step)
-        self._peers.send(host, place, self._signature, self._text, np.ascontiguousarray(data))
+        self._peers.send(host, place, self._note, np.ascontiguousarray(data))
 
     def _take(self, host: int, step: int, dtype: Any, shape: tuple[int, ...]) -> Array:
         assert self._peers is not None, "only leaders exchange"
         place = (self._key, self._number, step)
-        data = self._peers.take(host, place, self._signature, self._text)
+        data = self._peers.take(host, place, self._note)
         if data.size == 0:
             return np.empty([max(0, length) for length in shape], dtype)  # -1: of any length
         array: Array = data.view(dtype).reshape(shape)

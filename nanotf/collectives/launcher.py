@@ -21,7 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.group import Group
-from nanotf.compat import distribute
+from nanotf.compat import distribute, functions
+from nanotf.errors import InvalidArgumentError
 
 EAGER_KEY = 1
 INITIAL_VALUE_KEY = 2
@@ -37,10 +38,20 @@ class Keys:
         )
 
     def next(self) -> int:
-        """Returns the key of the collective that is launched next."""
+        """Returns the key of the collective that is launched next.
+
+        Raises:
+            InvalidArgumentError: It is in a function that XLA is to compile.
+        """
         graph = distribute.function_graph()
         if graph is None:
             return EAGER_KEY
+        if functions.is_for_xla(graph):
+            raise InvalidArgumentError(
+                "XLA compiles no exchanges between ranks. Received: jit_compile=True for the step, "
+                f"in {distribute.name_of_function(graph)}. Pass jit_compile=False to compile(), or "
+                "let tf.function(jit_compile=True) hold only the part of the step before them."
+            )
         counter = self._places.setdefault(graph, collections.Counter())
         place = counter["collectives"]
         counter["collectives"] += 1

@@ -6,7 +6,7 @@ import ctypes
 
 from nanotf.wire.failures import Failure, FailureKind
 
-MAGIC = 0x6E616E6F74663034  # "nanotf04": changes with the layout
+MAGIC = 0x6E616E6F74663035  # "nanotf05": changes with the layout
 LINE = 64
 MAX_SIZE = 1024  # ranks
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,15 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
+from nanotf.collectives.joined_rank import CollectiveKind, CollectiveOffer, last_joined, take_part
 from nanotf.collectives.layout import RawFailure
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure
+
+_LOOK_SECONDS = 0.5  # between two looks at the deadline, and at signals
+_TYPE_NAMES = {number: name for name, number in native.TYPES.items()}
+_REDUCTION_NAMES = {number: name for name, number in native.REDUCTIONS.items()}
 
 
 class NativeEngine(Engine):
@@ -35,11 +41,15 @@ class NativeEngine(Engine):
 
     Args:
         fd: the group's file; the caller keeps it.
+
+    Attributes:
+        follows: bool, True while this rank, which has joined, makes the calls of another one.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
         self._library = native.load()
+        self.follows = False
         # Reused by `times`: only one thread calls it, twice for each execution of steps.
         self._numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times = self._library.nanotf_times
@@ -138,7 +148,7 @@ class NativeEngine(Engine):
         )
         return results[0]
 
-    def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
+    def broadcast(self, array: Array, key: int, root: int = 0, spreads: bool = False) -> Array:
         array = np.asarray(array, order="C")
         result = np.empty_like(array)
         self._call(
@@ -150,11 +160,68 @@ class NativeEngine(Engine):
             array.ctypes.data,
             result.ctypes.data,
             array.nbytes,
+            spreads=spreads,
         )
         return result
 
     def barrier(self, key: int) -> None:
         self._call(self._library.nanotf_barrier, key, "barrier", [])
+
+    def join(self, key: int) -> int:
+        return last_joined(self, key, self.follow(key))
+
+    def follow(self, key: int) -> int:
+        """Takes part in the others' collectives until all have joined; see `join`.
+
+        Returns:
+            The number of collectives.
+        """
+        self.begin_join()
+        count = 0
+        with self.following():
+            while (offer := self.next_offer()) is not None and offer.key != key:
+                count += take_part(self, offer)
+        return count
+
+    def begin_join(self) -> None:
+        """Tells the other ranks that this one makes no more calls of its own."""
+        self._library.nanotf_join(self.handle)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Lets this rank's calls be described as those of the rank that it follows."""
+        self.follows = True
+        try:
+            yield
+        finally:
+            self.follows = False
+
+    def next_offer(self) -> CollectiveOffer | None:
+        """Waits for a call of the ranks that have not joined.
+
+        Returns:
+            None once all ranks of this engine have joined, but only on rank 0. The others follow
+            that one then.
+        """
+        found, failure = native.NanotfOffer(), RawFailure()
+        deadline = time.monotonic() + self.spec.deadline
+        while True:
+            milliseconds = int(1000 * _LOOK_SECONDS)
+            if self._library.nanotf_next(self.handle, milliseconds, found, failure):
+                raise CollectiveError(failure.unpacked().message)
+            kind = CollectiveKind(found.kind)
+            if kind is CollectiveKind.ALL_JOINED:
+                return None
+            if kind is not CollectiveKind.NOTHING:
+                names = _TYPE_NAMES[found.type], _REDUCTION_NAMES[found.reduction]
+                return CollectiveOffer(found.key, kind, *names, found.bytes)
+            if time.monotonic() > deadline:
+                text = (
+                    f"rank {self.rank} has joined, and waited {self.spec.deadline:g} s for a "
+                    "collective of the ranks that have not"
+                )
+                self.abort(text)
+                raise CollectiveError(text)
 
     def times(self, steps_begin: bool = False) -> RankTimes:
         (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
@@ -185,6 +252,7 @@ class NativeEngine(Engine):
         arrays: Sequence[Array],
         *arguments: object,
         any_rows: bool = False,
+        spreads: bool = False,
     ) -> None:
         shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
         if any_rows:
@@ -195,6 +263,8 @@ class NativeEngine(Engine):
             arrays[0].dtype.name.encode() if arrays else b"",
             (ctypes.c_int64 * len(shapes))(*shapes),
             len(arrays),
+            self.follows,
+            spreads,
         )
         failure = RawFailure()
         if function(self.handle, call, *arguments, failure):

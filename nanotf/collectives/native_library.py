@@ -54,6 +54,20 @@ class NanotfCall(ctypes.Structure):
         ("type", ctypes.c_char_p),
         ("shapes", ctypes.POINTER(ctypes.c_int64)),
         ("count", ctypes.c_int64),
+        ("follows", ctypes.c_uint32),
+        ("spreads", ctypes.c_uint32),
+    ]
+
+
+class NanotfOffer(ctypes.Structure):
+    """`NanotfOffer`."""
+
+    _fields_ = [
+        ("key", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+        ("type", ctypes.c_uint32),
+        ("reduction", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint64),
     ]
 
 
@@ -119,6 +133,11 @@ def load() -> ctypes.CDLL:
         ),
         "broadcast": (ctypes.c_int, [handle, call, ctypes.c_int, address, address, size, failure]),
         "barrier": (ctypes.c_int, [handle, call, failure]),
+        "join": (ctypes.c_int, [handle]),
+        "next": (
+            ctypes.c_int,
+            [handle, ctypes.c_int, ctypes.POINTER(NanotfOffer), failure],
+        ),
         "times": (ctypes.c_int, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "begin_steps": (ctypes.c_int, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "stamp": (ctypes.c_int, [handle, failure]),

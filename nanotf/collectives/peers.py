@@ -10,6 +10,9 @@ anything but their socket, two leaders that send to each other at once cannot bl
 
 A frame is a header, a description of the call for messages, and the data. A leader whose collective
 fails sends the failure in place of data. All present and later calls then raise it.
+
+A host whose ranks have all joined sends a frame to step 0, and then takes part in the calls whose
+frames come; see `HostsEngine.join`.
 """
 
 from __future__ import annotations
@@ -19,18 +22,22 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nanotf.collectives.engine import Array
+from nanotf.collectives.joined_rank import CollectiveKind, CollectiveOffer, missed
 from nanotf.collectives.spec import HostsSpec
 from nanotf.wire.failures import Failure, FailureKind
 
 POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
-# Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
-_HEADER = struct.Struct("<IIIIQIQ")
+# Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data;
+# the offer's kind and bytes, lengths of its type and reduction, which follow the text.
+_HEADER = struct.Struct("<IIIIQIQIQII")
+_NO_OFFER = (0, 0, 0, 0)
+_ANY = 0  # the signature of a host whose ranks have joined
 _MISSING = struct.Struct("<I")
 
 Place = tuple[int, int, int]
@@ -45,9 +52,17 @@ class PeerFailed(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class CallNote:
+    """A call, as the leaders tell each other of it."""
+
+    signature: int  # equal on all hosts if they make the same call; 0 of those that only follow
+    text: str  # describes the call in error messages
+    offer: CollectiveOffer
+
+
+@dataclasses.dataclass(frozen=True)
 class _Frame:
-    signature: int
-    text: str
+    note: CallNote
     data: Array
 
 
@@ -78,20 +93,28 @@ class Peers:
             ).start()
 
     # -------------------------------------------------------------------------- sending
-    def send(self, host: int, place: Place, signature: int, text: str, data: Array) -> None:
+    def send(self, host: int, place: Place, note: CallNote, data: Array) -> None:
         """Sends an array of bytes.
 
         Args:
-            signature: equal on all ranks if they make the same call.
-            text: describes the call in error messages.
             data: contiguous.
 
         Raises:
             PeerFailed: The connection is closed.
         """
         content = data.reshape(-1).view(np.uint8)
-        described = text.encode()
-        header = _HEADER.pack(0, *place, signature, len(described), content.nbytes)
+        texts = [text.encode() for text in (note.text, note.offer.type, note.offer.op)]
+        described, lengths = b"".join(texts), [len(text) for text in texts]
+        header = _HEADER.pack(
+            0,
+            *place,
+            note.signature,
+            lengths[0],
+            content.nbytes,
+            note.offer.kind,
+            note.offer.nbytes,
+            *lengths[1:],
+        )
         try:
             with self._sending[host]:
                 self._sockets[host].sendall(header + described)
@@ -104,7 +127,7 @@ class Peers:
         """Sends a failure to all other leaders. Skips those that have closed their connection."""
         text = failure.text.encode()
         ranks = b"".join(map(_MISSING.pack, failure.missing))
-        header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks))
+        header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks), *_NO_OFFER)
         for host, sock in self._sockets.items():
             try:
                 with self._sending[host]:
@@ -113,17 +136,73 @@ class Peers:
                 pass
 
     # ------------------------------------------------------------------------- receiving
-    def take(self, host: int, place: Place, signature: int, text: str) -> Array:
+    def take(self, host: int, place: Place, note: CallNote) -> Array:
         """Waits for an array of bytes that another leader sends to a place.
 
         Raises:
             PeerFailed: The other host makes another call, its connection is closed, a collective
                 failed there, or the deadline has passed.
         """
+
+        def found() -> _Frame | None:
+            frame = self._frames.pop((host, place), None)
+            if frame is not None or note.offer.kind is not CollectiveKind.BROADCAST:
+                return frame
+            # A host that has joined follows others, and the root of a broadcast is the first.
+            if any(one == host and step == 0 for one, (_, _, step) in self._frames):
+                text = missed(f"host {self._hosts.names[host]}", note.offer.kind)
+                raise PeerFailed(Failure(FailureKind.ABORTED, -1, text))
+            return None
+
         began = time.monotonic_ns()
+        frame: _Frame = self._wait(found, lambda: self._expired([host], note.text))
+        self.waited += time.monotonic_ns() - began
+        if frame.note.signature != note.signature and _ANY not in (
+            frame.note.signature,
+            note.signature,
+        ):
+            raise PeerFailed(self._different(host, note.text, frame.note.text))
+        return frame.data
+
+    def next_offer(self, numbers: Mapping[int, int], joined: Place) -> CollectiveOffer | None:
+        """Waits for a call of another host, all of whose steps are yet to come.
+
+        Args:
+            numbers: by key the number of calls that this host has made.
+            joined: the place of the frames by which hosts say that all their ranks have joined.
+
+        Returns:
+            None once all hosts have said so.
+
+        Raises:
+            PeerFailed: as in `take`.
+        """
+        others = self._hosts.others
+
+        def silent() -> list[int]:
+            return [host for host in others if (host, joined) not in self._frames]
+
+        def found() -> CollectiveOffer | None:
+            for (_, (key, number, step)), frame in self._frames.items():
+                if step == 1 and number == numbers.get(key, 0) + 1:
+                    return frame.note.offer
+            return None if silent() else CollectiveOffer(joined[0], CollectiveKind.ALL_JOINED)
+
+        text = "a collective, or until all its ranks join,"
+        offer: CollectiveOffer = self._wait(found, lambda: self._expired(silent(), text))
+        return None if offer.kind is CollectiveKind.ALL_JOINED else offer
+
+    def forget(self, place: Place) -> None:
+        """Drops the frames of a place, which nobody takes."""
+        with self._changed:
+            for host in self._hosts.others:
+                self._frames.pop((host, place), None)
+
+    def _wait(self, find: Callable[[], Any], expired: Callable[[], Failure]) -> Any:
+        """Returns what `find` returns, once that is not None. Guards its look at the frames."""
         looked, left = time.monotonic(), self._deadline
         with self._changed:
-            while (frame := self._frames.pop((host, place), None)) is None:
+            while (found := find()) is None:
                 if self._failure is not None:
                     raise PeerFailed(self._failure)
                 self._changed.wait(POLL_SECONDS)
@@ -131,26 +210,37 @@ class Peers:
                 # A late look counts as one second: this process was frozen, perhaps all were.
                 looked, left = now, left - min(now - looked, 1.0)
                 if left < 0:
-                    raise PeerFailed(self._expired(host, text))
-        self.waited += time.monotonic_ns() - began
-        if frame.signature != signature:
-            raise PeerFailed(self._different(host, text, frame.text))
-        return frame.data
+                    raise PeerFailed(expired())
+        return found
 
     def _read(self, host: int) -> None:
         sock = self._sockets[host]
         try:
             while True:
-                kind, key, number, step, signature, described, nbytes = _HEADER.unpack(
-                    _receive(sock, _HEADER.size).data
+                (
+                    kind,
+                    *place,
+                    signature,
+                    described,
+                    nbytes,
+                    offered,
+                    moved,
+                    typed,
+                    reduced,
+                ) = _HEADER.unpack(_receive(sock, _HEADER.size).data)
+                text, name, op = (
+                    bytes(_receive(sock, count)).decode(errors="replace")
+                    for count in (described, typed, reduced)
                 )
-                text = bytes(_receive(sock, described)).decode(errors="replace")
                 data = _receive(sock, nbytes)
                 if kind:
                     ranks = tuple(rank for (rank,) in _MISSING.iter_unpack(data.tobytes()))
                     self._fail(Failure(FailureKind(kind), -1, text, missing=ranks))
                 else:
-                    self._put((host, (key, number, step)), _Frame(signature, text, data))
+                    key, number, step = place
+                    offer = CollectiveOffer(key, CollectiveKind(offered), name, op, moved)
+                    note = CallNote(signature, text, offer)
+                    self._put((host, (key, number, step)), _Frame(note, data))
         except (OSError, EOFError):
             self._fail(self._lost(host))
 
@@ -170,13 +260,14 @@ class Peers:
         text = f"the connection to host {self._hosts.names[host]} has ended"
         return Failure(FailureKind.LOST, -1, text, missing=tuple(self._hosts.ranks(host)))
 
-    def _expired(self, host: int, text: str) -> Failure:
+    def _expired(self, missing: Sequence[int], text: str) -> Failure:
+        names = ", ".join(self._hosts.names[host] for host in missing)
         return Failure(
             FailureKind.EXPIRED,
             -1,
             f"host {self._hosts.names[self._hosts.index]} waited {self._deadline:g} s in {text} "
-            f"for host {self._hosts.names[host]}",
-            missing=tuple(self._hosts.ranks(host)),
+            f"for host {names}",
+            missing=tuple(rank for host in missing for rank in self._hosts.ranks(host)),
         )
 
     def _different(self, host: int, text: str, other: str) -> Failure:

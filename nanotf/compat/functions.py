@@ -4,6 +4,7 @@
 | --- | --- |
 | `Function._autograph`, `_reduce_retracing`, `_experimental_autograph_options`, `_jit_compile` | the arguments of `tf.function`; no public name returns them |
 | `Function._clone` | a `tf.function` of the same arguments without traces |
+| `control_flow_util.GraphOrParentsInXlaContext` | whether a graph is traced to be compiled; a graph does not know its function |
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ def options_of(function: Any) -> dict[str, Any]:
 def anew(function: Any) -> Any:
     """Returns a `tf.function` that was made with the same arguments, and not yet traced."""
     return function._clone(None)
+
+
+def is_for_xla(graph: Any) -> bool:
+    """Returns True for a graph that is traced for XLA: in a function with `jit_compile=True`."""
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 _COMPILES = "_nanotf_compiles"

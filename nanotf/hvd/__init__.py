@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         rocm_built,
         shutdown,
         size,
+        sycl_built,
     )
     from nanotf.hvd.reductions import (
         Adasum,
@@ -130,6 +131,7 @@ _HOMES: dict[str, str | None] = {
     "shutdown": "nanotf.hvd.rank_facts",
     "size": "nanotf.hvd.rank_facts",
     "size_op": "nanotf.hvd.tensor_exchange",
+    "sycl_built": "nanotf.hvd.rank_facts",
     "elastic": None,
     "keras": None,
 }
@@ -185,6 +187,7 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "sycl_built",
 ]
 
 __getattr__, __dir__ = lazy_names.attach(globals(), _HOMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -117,16 +116,19 @@ def allgather_object(
 
 
 def join(device: str = "") -> int:
-    """Waits until all ranks have called it; returns the rank that came last.
+    """Waits until all ranks have called it: call it when this rank's data have ended.
 
-    Unlike Horovod's, a rank that waits here does not take part in the others' reductions: they
-    raise `CollectiveError` if they make any.
+    Until then the other ranks reduce and gather as before. This rank gives zeros to their sums and
+    averages, which are still divided by the number of all ranks, and nothing to a minimum or a
+    maximum. `allgather` returns the rows of the others.
 
     Args:
         device: ignored.
+
+    Returns:
+        The rank that came last. Its variables have had all updates.
+
+    Raises:
+        CollectiveError: Another rank makes a broadcast or an `alltoall` meanwhile, or has ended.
     """
-    if rank_facts.size() == 1:
-        return 0
-    came = tf.constant([time.monotonic()], tf.float64)
-    group = this_rank.group()
-    return int(np.argmax(group.all_gather(came, this_rank.JOIN_KEY).numpy()))
+    return 0 if rank_facts.size() == 1 else this_rank.group().join(this_rank.JOIN_KEY)

@@ -144,4 +144,4 @@ def _not_built() -> bool:
 
 
 mpi_built = mpi_enabled = mpi_threads_supported = gloo_built = gloo_enabled = _not_built
-nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _not_built
+nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = sycl_built = _not_built

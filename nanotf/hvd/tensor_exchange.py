@@ -221,8 +221,9 @@ def allgather(tensor: Any, name: str | None = None, process_set: Any = None) -> 
 
 
 def _own_rows(count: Tensor) -> tuple[Tensor, Tensor]:
-    counts = gather_rows(tf.reshape(count, [1]))
-    end = tf.reduce_sum(counts[: rank_facts.rank() + 1])
+    # With the ranks: those that have joined are not among the rows.
+    found = gather_rows([[rank_facts.rank(), count]])
+    end = tf.reduce_sum(tf.where(found[:, 0] <= rank_facts.rank(), found[:, 1], 0))
     return end - count, end
 
 
@@ -316,7 +317,11 @@ def alltoall(
         tf.shape(tensor)[0],
         "hvd.alltoall divides all rows of the first axis. Pass splits whose sum is their number.",
     )
-    table = tf.reshape(gather_rows(own), [size, size])  # by sender and receiver
+    table = gather_rows(own)
+    tf.debugging.assert_equal(
+        tf.size(table), size * size, "hvd.alltoall needs all ranks. One has called hvd.join()."
+    )
+    table = tf.reshape(table, [size, size])  # by sender and receiver
     rows = gather_rows(tensor)
     ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [size, size])
     parts = [rows[ends[s, rank] - table[s, rank] : ends[s, rank]] for s in range(size)]

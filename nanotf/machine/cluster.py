@@ -68,6 +68,8 @@ class Cluster:
         local_rank: int, default 0, the index of this process among those that a launcher started
             here.
         run: str, what the launcher calls this run, the same on all hosts; "" if nothing does.
+        launched: tuple of int by host, the number of processes that a launcher has started there;
+            empty without a launcher, for one on each host.
     """
 
     hosts: tuple[str, ...]
@@ -76,6 +78,7 @@ class Cluster:
     workers: tuple[int | None, ...]
     local_rank: int = 0
     run: str = ""
+    launched: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -291,7 +294,7 @@ def _from_slurm(environ: Mapping[str, str], local: int) -> Cluster | None:
         raise _wrong("Slurm's step", _of_slurm(environ)) from error
     names = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     run = ".".join(names) if all(names) else ""
-    return Cluster(hosts, current, "Slurm", _asked(tasks), local, run)
+    return Cluster(hosts, current, "Slurm", _asked(tasks), local, run, tuple(tasks))
 
 
 def _asked(counts: Sequence[int]) -> tuple[int | None, ...]:
@@ -330,11 +333,12 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
         return None
     if here == size:  # one host, so that mpi4py need not be asked for names
         name = socket.gethostname()
-        return Cluster((name,), name, "MPI", (size,), local, environ.get("PMIX_NAMESPACE", ""))
+        run = environ.get("PMIX_NAMESPACE", "")
+        return Cluster((name,), name, "MPI", (size,), local, run, (size,))
     names, rank, run = _ask_mpi(size)
     hosts = tuple(dict.fromkeys(names))
     tasks = [names.count(host) for host in hosts]
-    return Cluster(hosts, names[rank], "MPI", _asked(tasks), local, run)
+    return Cluster(hosts, names[rank], "MPI", _asked(tasks), local, run, tuple(tasks))
 
 
 def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:

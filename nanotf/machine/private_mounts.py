@@ -29,8 +29,8 @@ def enter(places: Mapping[str, str]) -> None:
     """Lays folders and files over paths, for this process and those that it starts.
 
     Args:
-        places: for each absolute path, the folder or file that is seen there. A folder needs none
-            at the path, only the folder above, see `_make_room`. A file needs a file.
+        places: for each absolute path, the absolute path of the folder or file that is seen there.
+            A folder needs only the folder above, see `_lead`. A file needs a file.
 
     Raises:
         OSError: The kernel, or its settings, refuse it. The process is of no use any more.
@@ -40,10 +40,10 @@ def enter(places: Mapping[str, str]) -> None:
     # Mounts that others make later still arrive here; ours do not go there.
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
     for path, shown in places.items():
-        place = pathlib.Path(path)
-        if pathlib.Path(shown).is_dir() and not place.is_dir():
-            _make_room(place)
-        _mount(shown, path, None, _MS_BIND | _MS_REC)
+        if pathlib.Path(shown).is_dir():
+            _lead(pathlib.Path(path), shown)
+        else:
+            _mount(shown, path, None, _MS_BIND | _MS_REC)
     os.chdir(here)  # else it stays below what is mounted over it
 
 
@@ -93,12 +93,13 @@ def _leave_mounts_of_others() -> None:
         pathlib.Path("/proc/self", name).write_bytes(text)
 
 
-def _make_room(path: pathlib.Path) -> None:
-    """Makes an empty folder at a path, though the folder above it may be somebody else's.
+def _lead(path: pathlib.Path, shown: str) -> None:
+    """Makes a path lead to a folder, though the folder above it may be somebody else's.
 
-    A small file system covers the folder above. It shows all that the folder has, by mounts of the
-    very same files, and the new one. It is read-only, so that a file which would vanish with it is
-    refused instead.
+    A small file system covers the folder above. It shows all else that the folder has, by mounts of
+    the very same files, and a link. It is read-only, so that a file which would vanish with it is
+    refused instead. A mount of the folder itself would not do: files could not be renamed from the
+    one path to the other.
     """
     above = pathlib.Path(os.path.realpath(path.parent))
     # Opened inside the namespace: mounts of another one cannot be mounted again.
@@ -117,7 +118,7 @@ def _make_room(path: pathlib.Path) -> None:
             seen.touch()
         _mount(str(entry), str(seen), None, _MS_BIND | _MS_REC)
     os.close(covered)
-    (above / path.name).mkdir()
+    (above / path.name).symlink_to(shown, target_is_directory=True)
     _mount(None, str(above), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
 
 

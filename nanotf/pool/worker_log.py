@@ -87,18 +87,34 @@ class WorkerLog:
             os.close(fd)
 
 
+def given_folder() -> pathlib.Path | None:
+    """Makes the folder that NANOTF_WORKER_LOGS names; None without one, or if that fails."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if not given:
+        return None
+    folder = pathlib.Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _warn(folder, error)
+        return None
+    return folder
+
+
+def _warn(path: pathlib.Path, error: OSError) -> None:
+    if error.errno in NO_DESCRIPTORS:
+        raise error
+    logger.warning("Logs cannot be written to %s: %s.", path, error)
+
+
 def _open(name: str | None) -> int:
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder and name:
-        path = pathlib.Path(folder) / name
+    folder = None if name is None else given_folder()
+    if folder is not None and name is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a+b") as file:
+            with (folder / name).open("a+b") as file:
                 return above_standard(os.dup(file.fileno()))
         except OSError as error:
-            if error.errno in NO_DESCRIPTORS:
-                raise
-            logger.warning("A worker's log cannot be written to %s: %s.", path, error)
+            _warn(folder / name, error)
     try:
         with tempfile.TemporaryFile() as file:
             return above_standard(os.dup(file.fileno()))

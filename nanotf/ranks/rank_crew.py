@@ -30,13 +30,13 @@ from nanotf.console import say
 from nanotf.errors import CollectiveError, WorkerDied, describe_exit
 from nanotf.machine import cluster, topology
 from nanotf.machine.interpreter import python_command
+from nanotf.machine.processes import Output, OwnedProcess
 from nanotf.parent.loop.divergence import DivergenceDetector
 from nanotf.pool.local import worker_variables
 from nanotf.pool.stalls import stall_seconds
 from nanotf.ranks import this_rank
 from nanotf.ranks.rank_order import GroupSeat, RankOrder, RankScript
 from nanotf.ranks.rank_output import RankOutput
-from nanotf.sagemaker.detached.processes import Output, OwnedProcess
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
 from nanotf.wire.memory_files import anonymous_file
 from nanotf.wire.ports import free_port

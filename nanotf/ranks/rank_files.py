@@ -96,6 +96,18 @@ def changing(name: str) -> Callable[[Any, Any], Any]:
     return replacement
 
 
+def logging_rows(stock: Any, _: Any) -> Any:
+    """Makes a `CSVLogger` write nothing on ranks other than 0, if all have the same file."""
+
+    @functools.wraps(stock)
+    def on_train_begin(self: Any, logs: Any = None) -> Any:
+        if _is_shared(self.filename) and this_rank.place().rank:
+            self.filename = os.devnull
+        return stock(self, logs)
+
+    return on_train_begin
+
+
 def making_writers(stock: Any, _: Any) -> Any:
     """Makes a summary writer write nothing on ranks other than 0."""
 

@@ -132,7 +132,10 @@ class LentRanks(OtherRanks):
 
     Args:
         tell: sends a message to the first host.
-        note: takes the exit code of the rank of this host that was the first of all to fail.
+
+    Attributes:
+        failed_code: int, the exit code of the first of all ranks that failed, if it is one of this
+            host; else 0.
     """
 
     def __init__(
@@ -142,9 +145,8 @@ class LentRanks(OtherRanks):
         secret: bytes,
         accepted: leaders.Accepted,
         tell: Callable[..., None],
-        note: Callable[[int], None],
     ) -> None:
-        self.pool, self._tell, self._note = order.pool, tell, note
+        self.pool, self._tell, self.failed_code = order.pool, tell, 0
         self._failures: queue.SimpleQueue[WorkerDied] = queue.SimpleQueue()
         hosts = order.hosts
         plan = neighbours.plan(len(hosts.ranks(hosts.index)))
@@ -200,7 +202,9 @@ class LentRanks(OtherRanks):
 
     def tell_failure(self, error: WorkerDied) -> None:
         if not self._is_closing:
-            self._note(exit_code_of(error))  # before the first host hears of it, and says Bye
+            self.failed_code = exit_code_of(
+                error
+            )  # before the first host hears of it, and says Bye
         body = pickle.dumps(error)
         self._tell(agent_messages.FromWorker(self.pool, error.rank or 0, body))
 

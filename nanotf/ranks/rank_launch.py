@@ -88,16 +88,10 @@ def number(
 
 
 class RankLender:
-    """Makes an agent lend ranks instead of workers; see `Agent`.
-
-    Attributes:
-        code: int, the exit code of the first of all ranks that has failed, if it is one of this
-            host; else 0.
-    """
+    """Makes an agent lend ranks instead of workers; see `Agent`."""
 
     def __init__(self, script: RankScript) -> None:
         self._script = script
-        self.code = 0
 
     def __call__(
         self,
@@ -110,10 +104,7 @@ class RankLender:
         """Starts the ranks. Called in the main thread, by whose end they would end."""
         from nanotf.ranks import rank_hosts
 
-        return rank_hosts.LentRanks(self._script, order, secret, accepted, tell, self._note)
-
-    def _note(self, code: int) -> None:
-        self.code = code
+        return rank_hosts.LentRanks(self._script, order, secret, accepted, tell)
 
 
 def run(script: RankScript, size: int, hosts: Hosts | None) -> tuple[int, bool]:

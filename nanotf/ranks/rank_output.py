@@ -6,17 +6,16 @@ they are in a folder of temporary files, which stays if a rank fails.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from nanotf.console import logger, say
-from nanotf.pool.worker_log import FOLDER_VARIABLE
-from nanotf.sagemaker.detached.log_files import LogFiles
-from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.console import say
+from nanotf.machine.processes import OwnedProcess
+from nanotf.pool.worker_log import given_folder
+from nanotf.wire.log_files import LogFiles
 
 
 class RankOutput:
@@ -36,7 +35,7 @@ class RankOutput:
         self._own: pathlib.Path | None = None  # the folder, if this object has made it
         self._folder: pathlib.Path | None = None
         if count and not shows_all:
-            self._folder = _given_folder()
+            self._folder = given_folder()
             if self._folder is None:
                 self._folder = self._own = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-ranks-"))
 
@@ -71,17 +70,3 @@ class RankOutput:
             say(f"the output of the other ranks is in {self._own}", sys.stderr)
         else:
             shutil.rmtree(self._own, ignore_errors=True)
-
-
-def _given_folder() -> pathlib.Path | None:
-    """Returns the folder that the variable names; None if there is none, or it cannot be made."""
-    given = os.environ.get(FOLDER_VARIABLE)
-    if not given:
-        return None
-    folder = pathlib.Path(given)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.warning("The ranks' logs cannot be written to %s: %s.", folder, error)
-        return None
-    return folder

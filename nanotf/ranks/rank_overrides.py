@@ -118,4 +118,5 @@ FILES: tuple[Override, ...] = (
     Override("tensorflow.python.checkpoint.checkpoint_management:update_checkpoint_state_internal", _ONCE, rank_files.changing("save_dir")),
     Override("tensorflow.python.checkpoint.checkpoint_management:_delete_file_if_exists", _ONCE, rank_files.changing("filespec")),
     Override("tensorflow:summary.create_file_writer", _ONCE, rank_files.making_writers),
+    Override("tensorflow:keras.callbacks.CSVLogger.on_train_begin", _ONCE, rank_files.logging_rows),
 )  # fmt: skip

@@ -137,6 +137,40 @@ def overflows() -> None:
         np.testing.assert_array_equal(layer.get_weights()[0], [[expected]])
 
 
+def unequal() -> float:
+    """Trains with more batches on rank 1. Returns the difference from one process.
+
+    Rank 1's later gradients are averaged with zeros.
+    """
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    rows = HALF * (2, ROWS // BATCH)[RANK]
+    model.fit(mine(X)[:rows], mine(Y)[:rows], HALF, 1, 0, shuffle=False)
+    assert hvd.join() == 1
+    hvd.broadcast_variables(model.variables, root_rank=1)
+    expected, optimizer = make_model(), keras.optimizers.SGD(0.1)
+    for step in range(ROWS // BATCH):
+        begin = step * BATCH + (0 if step < 2 else HALF)
+        x, y = (a[begin : (step + 1) * BATCH] for a in (X, Y))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((expected(x) - y) ** 2) / BATCH
+        grads = tape.gradient(loss, expected.trainable_variables)
+        optimizer.apply_gradients(zip(grads, expected.trainable_variables, strict=True))
+    return difference(model, expected)
+
+
+def compiled() -> str:
+    """Returns the error of a step that XLA is to compile."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=True)
+    try:
+        model.fit(mine(X), mine(Y), HALF, 1, 0)
+    except Exception as error:  # Keras 2 wraps it
+        return str(error)
+    return "no error"
+
+
 def unlike() -> str:
     """Returns the error of ranks that call unlike collectives."""
     try:
@@ -171,6 +205,8 @@ assert type(loaded.optimizer) is not keras.optimizers.SGD
 collectives()
 gradients()
 overflows()
+found["unequal"] = unequal()
+found["compiled"] = compiled()
 found["unlike"] = unlike()
 assert hvd.join() in (0, 1)
 print(json.dumps(found))

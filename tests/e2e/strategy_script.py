@@ -32,9 +32,12 @@ with strategy.scope():
     checkpoint = tf.train.Checkpoint(model=simple, optimizer=optimizer)
 
 saving = keras.callbacks.ModelCheckpoint("epoch-{epoch}.weights.h5", save_weights_only=True)
-history = simple.fit(rows.shuffle(64).batch(BATCH), epochs=2, callbacks=[saving], verbose=0).history
+log = keras.callbacks.CSVLogger("log.csv", append=True)
+data = rows.shuffle(64).batch(BATCH)
+history = simple.fit(data, epochs=2, callbacks=[saving, log], verbose=0).history
 found: dict[str, Any] = {
     "history": history,
+    "logged": [line.split(",")[0] for line in pathlib.Path("log.csv").read_text().splitlines()],
     "evaluated": simple.evaluate(x, y, verbose=0),
     "predicted": simple.predict(x[:63], verbose=0).ravel().tolist(),
 }

@@ -89,6 +89,18 @@ def test_a_variable_with_its_own_handle(graph: bool) -> None:
     assert variable_handles.handle_of(variable) is not None
 
 
+def test_a_graph_for_xla() -> None:
+    found = []
+
+    def note() -> tf.Tensor:
+        found.append(functions.is_for_xla(tf.compat.v1.get_default_graph()))
+        return tf.constant(1)
+
+    for compiles in (False, True):
+        tf.function(tf.function(note), jit_compile=compiles).get_concrete_function()
+    assert found == [False, True]
+
+
 def test_options_of_functions() -> None:
     assert functions.options_of(tf.function(abs)) == {}
     given = {"input_signature": (tf.TensorSpec([None], tf.float32),), "autograph": False}

@@ -141,6 +141,11 @@ print(socket.gethostbyname('algo-1'))
 with open('/opt/ml/input/data/train/x.txt') as data, open('/opt/ml/model/m', 'w') as model:
     model.write(data.read())
 os.system('ls /opt/ml/model')
+folders = '/opt/ml/model', os.environ['SM_MODEL_DIR']
+for one, other, kept in (*folders, 'n'), (*folders[::-1], 'o'), (os.getcwd(), folders[1], 'p'):
+    open(f'{one}/part', 'w').close()
+    os.rename(f'{one}/part', f'{other}/{kept}')
+print(folders[1] in folders[0] or os.path.realpath('/opt/ml'))
 """
 
 
@@ -158,9 +163,10 @@ def test_the_folders_of_a_container(folder: pathlib.Path) -> None:
         '{"cluster": {"worker": ["algo-1:8890"]}, "task": {"type": "worker", "index": 0}}',
         "127.0.0.1",
         "m",
+        "True",
     ]
     with tarfile.open(job.model) as tar:
-        assert tar.getnames() == ["m"]
+        assert tar.getnames() == ["m", "n", "o", "p"]
     assert pathlib.Path("/opt/ml").exists() == before
 
 
@@ -674,6 +680,19 @@ def test_the_reason_is_of_the_host_that_failed(folder: pathlib.Path) -> None:
     state = follow.wait(launch.start(request, folder / "jobs"))
     assert state.exit_codes == {"algo-1": 1, "algo-2": 0}
     assert 'ValueError: why"\nHost "algo-1"' in str(state.failure_reason)
+
+
+def test_the_reason_is_of_the_host_whose_worker_died(folder: pathlib.Path) -> None:
+    source = TRAINING.replace(
+        'print("traced in a worker")',
+        "os = __import__('os'); os.environ['SM_CURRENT_HOST'] == 'algo-2' and os._exit(7)",
+    )
+    request = JobRequest("a", SourceCode(_write(folder, source)), num_processes="1", instances=2)
+    state = follow.wait(launch.start(request, folder / "jobs"))
+    reason = str(state.failure_reason)
+    assert state.exit_codes["algo-2"] == 7, reason
+    assert 'Host "algo-2"' in reason and "worker 1 (process" in reason
+    assert "exited with code 7" in reason and "ExitCode 7" in reason
 
 
 REQUIREMENT = """

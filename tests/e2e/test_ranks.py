@@ -32,6 +32,10 @@ def test_horovod_trains_as_one_process(tmp_path: pathlib.Path) -> None:
     assert max(found["differences"].values()) < TOLERANCE, found["differences"]
     for alone, ranks in found["losses"]:
         np.testing.assert_allclose(ranks, alone, rtol=TOLERANCE)
+    assert found["unequal"] < TOLERANCE
+    assert (
+        "XLA compiles no exchanges between ranks. Received: jit_compile=True" in found["compiled"]
+    )
     assert "all_reduce" in found["unlike"] and "broadcast" in found["unlike"]
 
 
@@ -59,6 +63,7 @@ def test_other_strategies(made: tuple[str, ...], tmp_path: pathlib.Path) -> None
 def _compare(found: dict[str, Any], alone: dict[str, Any]) -> None:
     assert found.pop("replicas") == 2 and alone.pop("replicas") == 1
     assert found["files"] == alone["files"]  # written once
+    assert found["logged"] == alone["logged"] == ["epoch", "0", "1"]
     for name in ("evaluated", "predicted", "loop", "gathered"):
         np.testing.assert_allclose(found[name], alone[name], rtol=1e-8, err_msg=name)
     for name, values in alone["history"].items():

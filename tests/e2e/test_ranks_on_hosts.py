@@ -47,6 +47,11 @@ each = 16 // hvd.size()
 mine = x.reshape(4, hvd.size(), each, 8)[:, hvd.rank()].reshape(-1, 8)
 optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01))
 ranks = trained(optimizer, each, mine, mine[:, :3])
+total = []
+for step in range(3 + 2 * hvd.rank()):
+    total.append(float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)))
+assert hvd.join() == hvd.size() - 1
+assert total[3:] == [hvd.size() - 1 - step // 2 for step in range(2 * hvd.rank())], total
 print(json.dumps({
     "places": places,
     "workers": json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"],
@@ -87,6 +92,20 @@ def test_ranks_train_as_one_process(tmp_path: pathlib.Path) -> None:
     _check_trained(run, [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]], workers)
     assert "lends 1 rank to 127.0.0.1" in run.text(1)
     assert "difference" in (tmp_path / "logs" / "rank-1.log").read_text()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_host_that_cannot_take_part_ends_all(failing: int, tmp_path: pathlib.Path) -> None:
+    counts = ["1", "1"]
+    counts[failing] = "99999"
+    hosts = ",".join(f"{name}:{count}" for name, count in zip(ADDRESSES, counts, strict=True))
+    flags = ["--ranks", "--hosts", hosts]
+    with contextlib.closing(HostsRun(tmp_path, "", flags, _environments(tmp_path))) as run:
+        codes = run.wait()
+    assert codes[failing] == 2 and codes[1 - failing] in (1, 2)
+    said = f"Host {ADDRESSES[1]} cannot take part" if failing else "does not run the script"
+    assert said in run.text(1 - failing)
+    assert all("99999" in run.text(host) for host in (0, 1))
 
 
 @pytest.mark.thorough

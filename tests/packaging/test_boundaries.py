@@ -148,6 +148,7 @@ PUBLIC = {
         "shutdown",
         "size",
         "size_op",
+        "sycl_built",
     ],
     "nanotf.inference": [
         "InferenceOptimizer",

@@ -40,26 +40,30 @@ class Patience {
 
 }  // namespace
 
-Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
+Call::Call(Group& group, const NanotfCall& what, NanotfOffer offer, uint64_t rows)
     : group_(group),
       what_(what),
       summary_(Summary(what)),
       number_(group.Enter(what.key)),
       tag_(Tag(what.key, number_)),
       slots_(group.size(), -1) {
+  uint64_t signature = 0;
   try {
     group_.CheckAborted();
     ClaimSlot();
+    signature = FindSignature();
   } catch (...) {
-    group_.Leave(what_.key, -1);
+    group_.Leave(what_.key, slots_[group_.rank()]);
     throw;
   }
   SlotHeader& own = group_.slot(group_.rank(), slots_[group_.rank()]);
   own.posted.store(0, std::memory_order_relaxed);
   own.reduced.store(0, std::memory_order_relaxed);
   own.combined.store(0, std::memory_order_relaxed);
-  own.signature = Signature(what_);
+  own.signature = signature;
   own.rows = rows;
+  own.offer = offer;
+  own.offer.key = what_.key;
   own.text_length = static_cast<uint32_t>(std::min(summary_.size(), sizeof(own.text)));
   memcpy(own.text, summary_.data(), own.text_length);
 }
@@ -94,6 +98,13 @@ void Call::ClaimSlot() {
                  " at once must begin the same ones.");
     }
   } while (own < 0 && !claimed());
+}
+
+uint64_t Call::FindSignature() {
+  const int guide = what_.follows ? group_.Guide() : group_.rank();
+  if (guide == group_.rank()) return Signature(what_);
+  Await(guide, [&] { return Find(guide); });
+  return group_.slot(guide, slots_[guide]).signature;
 }
 
 void Call::PostProduced(uint64_t rounds) {

@@ -42,6 +42,12 @@ class Stream {
   uint64_t bytes_ = 0;
 };
 
+NanotfOffer OfferOf(NanotfKind kind, uint64_t bytes = 0, NanotfType type = kNanotfFloat32,
+                    NanotfReduction reduction = kNanotfSum) {
+  return {0, static_cast<uint32_t>(kind), static_cast<uint32_t>(type),
+          static_cast<uint32_t>(reduction), bytes};
+}
+
 uint64_t Rounds(uint64_t bytes, uint64_t chunk) {
   return std::max<uint64_t>(1, (bytes + chunk - 1) / chunk);
 }
@@ -398,7 +404,7 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
                const NanotfFragment* fragments, int64_t count) {
   const Stream stream(fragments, count);
   const IeeeArithmetic arithmetic;
-  Call call(group, what);
+  Call call(group, what, OfferOf(kNanotfAllReduce, stream.bytes(), type, reduction));
   // With two ranks both ways read equally much from the peer, and one step halves the waits.
   if (stream.bytes() <= group.config().symmetric_bytes) {
     ReduceSymmetric(group, call, stream, type, reduction);
@@ -415,7 +421,7 @@ void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
   const IeeeArithmetic arithmetic;
   const Parts parts{group.size(), stream.bytes(), ElementBytes(type), PieceForEach(group)};
   CheckPart(parts.part(group.rank()), out_bytes);
-  Call call(group, what);
+  Call call(group, what, OfferOf(kNanotfOther));
   const bool by_nodes = GoesByNodes(group, type);
   (by_nodes ? ReduceScatterByNodes : ReduceScatterFlat)(group, call, stream, parts, type,
                                                         static_cast<char*>(out));
@@ -431,7 +437,7 @@ void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_
   const uint64_t piece = relays ? PieceForEach(group) : group.config().chunk_bytes;
   const Parts parts{group.size(), stream.bytes(), element_bytes, piece};
   CheckPart(parts.part(group.rank()), part_bytes);
-  Call call(group, what);
+  Call call(group, what, OfferOf(kNanotfOther));
   auto give = [&](uint64_t round) {
     const Chunk chunk = ChunkOf(round, parts.piece, part_bytes);
     if (chunk.bytes() == 0) return;
@@ -484,7 +490,7 @@ void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t ro
   const uint64_t size_of_chunk = group.config().chunk_bytes;
   const uint64_t bytes = rows * row_bytes;
   const int size = group.size();
-  Call call(group, what, rows);
+  Call call(group, what, OfferOf(kNanotfAllGather, row_bytes), rows);
   std::vector<uint64_t> starts(size);
   char* out = nullptr;
   auto produce = [&](uint64_t round) {
@@ -534,7 +540,7 @@ void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, v
   const uint64_t size_of_chunk = group.config().chunk_bytes;
   const uint64_t rounds = Rounds(bytes, size_of_chunk);
   const bool is_root = group.rank() == root;
-  Call call(group, what);
+  Call call(group, what, OfferOf(what.spreads ? kNanotfSpread : kNanotfBroadcast, bytes));
   RunRounds(
       call, rounds,
       [&](uint64_t round) {
@@ -555,7 +561,7 @@ void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, v
 }
 
 void Barrier(Group& group, const NanotfCall& what) {
-  Call call(group, what);
+  Call call(group, what, OfferOf(kNanotfBarrier));
   RunRounds(call, 1, [](uint64_t) {}, [] { return uint64_t{1}; }, [](uint64_t) {});
 }
 

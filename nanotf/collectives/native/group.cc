@@ -112,6 +112,66 @@ void Group::Close() {
   Announce();
 }
 
+void Group::Join() {
+  header(rank_).joins.fetch_add(1, std::memory_order_release);
+  Announce();
+}
+
+int Group::Guide() const {
+  const uint32_t own = header(rank_).joins.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (header(peer).joins.load(std::memory_order_acquire) < own) return peer;
+  }
+  return 0;
+}
+
+bool Group::FindOffer(int peer, NanotfOffer* offer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int index = 0; index < kSlots; ++index) {
+    const uint64_t tag = header(peer).tags[index].load(std::memory_order_acquire);
+    const uint32_t key = static_cast<uint32_t>(tag >> 32);
+    // A peer that has begun the next call with the key waits there for this rank.
+    if (tag == 0 || static_cast<uint32_t>(tag) != keys_[key].calls + 1) continue;
+    *offer = slot(peer, index).offer;
+    return true;
+  }
+  return false;
+}
+
+NanotfOffer Group::Next(int milliseconds) {
+  NanotfOffer offer = {};
+  const auto end = Clock::now() + std::chrono::milliseconds(milliseconds);
+  const Preempting preempting;
+  for (;;) {
+    const int guide = Guide();
+    if (guide == rank_) {
+      offer.kind = kNanotfAllJoined;
+      return offer;
+    }
+    RankHeader& theirs = header(guide);
+    const uint32_t event = theirs.event.load();
+    const uint32_t state = theirs.state.load(std::memory_order_acquire);
+    if (FindOffer(guide, &offer)) return offer;
+    if (Guide() != guide) continue;
+    CheckAborted();
+    if (state == kClosed || (state == kAttached && !IsAlive(theirs.pid))) {
+      const Failure failure = MakeFailure(
+          kNanotfLost, rank_,
+          "rank " + std::to_string(guide) + " (process " + std::to_string(theirs.pid) + ") " +
+              (state == kClosed ? "left the group" : "ended") + " while rank " +
+              std::to_string(rank_) + ", which has joined, waited for it",
+          "See that rank's log.", {guide});
+      Abort(failure);
+      throw failure;
+    }
+    if (Clock::now() >= end) return offer;
+    if (SpinUntil([&] { return theirs.event.load() != event; }, config_.spin_seconds)) continue;
+    theirs.sleepers.fetch_add(1);
+    SleepOn(theirs.event, event, 50);
+    theirs.sleepers.fetch_sub(1);
+  }
+}
+
 uint32_t Group::Enter(uint32_t key) {
   std::lock_guard<std::mutex> lock(mutex_);
   KeyState& state = keys_[key];

@@ -109,6 +109,13 @@ class Group {
   void Abort(const Failure& failure);
   // Throws Failure if the group was aborted or closed.
   void CheckAborted() const;
+  // Tells the others that this rank makes no more calls; see "Joining" in layout.h.
+  void Join();
+  // The rank that this one, which has joined, follows. This rank itself if all have joined and it is
+  // the one that decides so.
+  int Guide() const;
+  // Waits for a call of the guide, at most `milliseconds`. Throws Failure if the guide is gone.
+  NanotfOffer Next(int milliseconds);
   // Ends this rank's part: its running calls fail, and waiting peers see that it left.
   void Close();
   // Remembers that a collective has failed, for callers that ask after TensorFlow has lost the
@@ -130,6 +137,8 @@ class Group {
   uint32_t Enter(uint32_t key);
   void Leave(uint32_t key, int slot);
   int TryClaim();
+  // Finds a call of a peer that this rank has not come to.
+  bool FindOffer(int peer, NanotfOffer* offer);
 
   const NanotfConfig config_;
   const Layout layout_;
@@ -153,8 +162,9 @@ class Group {
 // One collective from call to return: a slot here and the peers' slots with the same tag.
 class Call {
  public:
-  // Claims a slot and writes its header (step 1). This rank gives `rows` rows to a gather.
-  Call(Group& group, const NanotfCall& what, uint64_t rows = 0);
+  // Claims a slot and writes its header (step 1). `offer`, but for its key, is what the call moves.
+  // This rank gives `rows` rows to a gather.
+  Call(Group& group, const NanotfCall& what, NanotfOffer offer, uint64_t rows = 0);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -188,6 +198,8 @@ class Call {
   template <typename Ready>
   void AwaitAsleep(int peer, Ready ready);
   void ClaimSlot();
+  // Returns the signature of this call; a rank that has joined waits for its guide's.
+  uint64_t FindSignature();
   // Step 4a: sends the details of this rank's call, returns those of all ranks.
   std::vector<std::string> Exchange(const std::string& details);
   bool Find(int peer);

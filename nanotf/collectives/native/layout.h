@@ -67,6 +67,12 @@
 // finished its iteration k - 2, which copied the totals of round k - 4. Combining k - 1 overwrites
 // those of k - 5.
 //
+// Joining: a rank that will make no more calls increments `joins`, and then takes part in those that
+// it finds in the slots of its guide: the first rank that has not joined. Whoever has not joined
+// comes to each call, so one guide is enough. It copies the guide's signature, and gives zeros to a
+// sum and no rows to a gather. So it has made as many calls of each key as the others when all have
+// joined; that is decided by rank 0, which the others follow to the end.
+//
 // Waiting: a rank increments its own `event` after each post. A peer that has spun without success
 // adds itself to `sleepers` and sleeps in a futex on `event`. Both are sequentially consistent, so
 // either the sleeper sees the new event or the poster sees the sleeper. A sleeper also wakes 20
@@ -83,7 +89,7 @@
 
 namespace nanotf {
 
-constexpr uint64_t kMagic = 0x6e616e6f74663034;  // "nanotf04": changes with the layout
+constexpr uint64_t kMagic = 0x6e616e6f74663035;  // "nanotf05": changes with the layout
 constexpr int kSlots = 16;
 constexpr int kBuffers = 4;
 constexpr uint64_t kDescribing = uint64_t{1} << 62;  // the first round of step 4a
@@ -113,6 +119,7 @@ struct RankHeader {
   std::atomic<uint32_t> sleepers;              // by peers' threads, around a sleep on `event`
   alignas(kLine) std::atomic<uint32_t> state;  // RankState, by the rank
   uint32_t pid;                                // by the rank, before `state`
+  std::atomic<uint32_t> joins;                 // by the rank: how often it has joined
   alignas(kLine) std::atomic<uint64_t> tags[kSlots];  // by the rank, with the first round
   alignas(1024) AbortRecord record;                   // by the rank
 };
@@ -123,8 +130,9 @@ struct SlotHeader {
   std::atomic<uint64_t> combined;                // rounds combined (several nodes)
   alignas(kLine) uint64_t signature;             // if it differs between ranks, the call fails
   uint64_t rows;  // all-gather: this rank's rows; in step 4a: bytes of its description
+  NanotfOffer offer;  // what a rank that has joined needs to take part
   uint32_t text_length;
-  char text[360];  // description of the call, for people
+  char text[332];  // description of the call, for people
 };
 
 static_assert(sizeof(AbortRecord) == 2048);

@@ -90,7 +90,7 @@ class Description {
   }
 
   NanotfCall Call(int64_t key) const {
-    return {static_cast<uint32_t>(key), name_.c_str(), type_, shapes_.data(), tensors_};
+    return {static_cast<uint32_t>(key), name_.c_str(), type_, shapes_.data(), tensors_, 0, 0};
   }
 
  private:

@@ -148,6 +148,21 @@ int nanotf_barrier(int64_t handle, const NanotfCall* call, NanotfFailure* failur
   return Collective(handle, failure, [&](Group& group) { nanotf::Barrier(group, *call); });
 }
 
+int nanotf_join(int64_t handle) {
+  NanotfFailure unused;
+  return Guard(&unused, [&] { Groups().Get(handle)->Join(); });
+}
+
+int nanotf_next(int64_t handle, int milliseconds, NanotfOffer* offer, NanotfFailure* failure) {
+  std::shared_ptr<Group> group;
+  const int failed = Guard(failure, [&] {
+    group = Groups().Get(handle);
+    *offer = group->Next(milliseconds);
+  });
+  if (failed && group) group->Remember(*failure);
+  return failed;
+}
+
 int nanotf_abort(int64_t handle, const char* text) {
   NanotfFailure unused;
   return Guard(&unused, [&] {

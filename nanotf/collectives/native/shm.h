@@ -62,6 +62,27 @@ struct NanotfFragment {
   uint64_t bytes;
 };
 
+// The kinds of collectives; the values are part of the interface with joined_rank.py.
+enum NanotfKind {
+  kNanotfNothing = 0,
+  kNanotfAllReduce = 1,
+  kNanotfAllGather = 2,
+  kNanotfBarrier = 3,
+  kNanotfBroadcast = 4,
+  kNanotfSpread = 5,     // the last step of a collective over hosts: a broadcast on one host
+  kNanotfOther = 6,      // no rank that has joined takes part in it
+  kNanotfAllJoined = 7,  // no call: all ranks have joined
+};
+
+// A call that a rank which has joined may take part in.
+struct NanotfOffer {
+  uint32_t key;
+  uint32_t kind;       // NanotfKind
+  uint32_t type;       // NanotfType, of reductions
+  uint32_t reduction;  // NanotfReduction
+  uint64_t bytes;      // all; of a gather those of a row
+};
+
 // The description of a call. Except for the key, it must be equal on all ranks.
 struct NanotfCall {
   uint32_t key;
@@ -69,6 +90,8 @@ struct NanotfCall {
   const char* type;       // of all tensors: "float32"
   const int64_t* shapes;  // per tensor the number of dimensions, then the sizes, -1 for any
   int64_t count;          // tensors
+  uint32_t follows;       // 1: this rank has joined, and makes the call as its guide does
+  uint32_t spreads;       // 1: the broadcast is a kNanotfSpread
 };
 
 // The offsets and sizes in a group's memory that Python needs, in bytes; see layout.h.
@@ -127,6 +150,12 @@ NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, cons
 NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in,
                                    void* out, uint64_t bytes, NanotfFailure* failure);
 NANOTF_EXPORT int nanotf_barrier(int64_t handle, const NanotfCall* call, NanotfFailure* failure);
+// Tells the other ranks that this one makes no more calls, but follows theirs until all have joined.
+NANOTF_EXPORT int nanotf_join(int64_t handle);
+// Waits until the guide of this rank, which has joined, makes a call, at most `milliseconds`. The
+// offer's kind says what has come: kNanotfNothing if nothing has.
+NANOTF_EXPORT int nanotf_next(int64_t handle, int milliseconds, NanotfOffer* offer,
+                              NanotfFailure* failure);
 // Makes every rank's present and future collectives fail with `text`.
 NANOTF_EXPORT int nanotf_abort(int64_t handle, const char* text);
 // Returns the number of this rank's failed collectives and writes the last failure.

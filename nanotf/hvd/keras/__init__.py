@@ -32,6 +32,7 @@ from nanotf.hvd.rank_facts import (
     rank,
     shutdown,
     size,
+    sycl_built,
 )
 from nanotf.hvd.reductions import Adasum, Average, Compression, Max, Min, Sum
 from nanotf.hvd.tensor_exchange import barrier
@@ -73,6 +74,7 @@ __all__ = [
     "reducescatter",
     "shutdown",
     "size",
+    "sycl_built",
 ]
 
 

@@ -9,6 +9,7 @@ connections between hosts, and report every second that this host works.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ class LentProcesses(Protocol):
     """The processes that a host lends: the workers of one pool, or ranks."""
 
     pool: int
+    failed_code: int  # exit code of the first of them that failed by itself, as shells report it
 
     def lent(self) -> agent_messages.Lent:
         """Returns the message that describes them."""
@@ -58,6 +60,9 @@ class Agent:
         part: see `neighbours.plan`.
         lend_for: starts what a message `Lend` asks for; see `Lending`.
         what: the word for one of those.
+
+    Attributes:
+        failed_code: int, that of what it has lent last; see `LentProcesses`.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Agent:
         self._part = part
         self._first = first
         self._lending: LentProcesses | None = None
+        self.failed_code = 0
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._leaders: dict[tuple[int, int], int] = {}  # guarded; descriptors by pool and host
@@ -96,11 +102,13 @@ class Agent:
             NanoError: The first host did not answer, or refused this one.
         """
         try:
-            self._channel = self._join()
+            self._channel, answer = self._join()
         except BaseException:
             self._close_gate()
             raise
         try:
+            if isinstance(answer, agent_messages.Bye):
+                return self._end_with(answer)
             if self._workers:
                 threading.Thread(target=self._beat, name="nanotf-agent", daemon=True).start()
             return self._serve()
@@ -113,11 +121,20 @@ class Agent:
             self._close_gate()
             self._channel.close()
 
+    def decline(self, why: str, seconds: float) -> None:
+        """Tells the first host, if it answers in some seconds, that this one cannot take part."""
+        deadline = time.monotonic() + seconds
+        (address, ports), run = self._first, self._cluster.run
+        with contextlib.suppress(network.Unreachable, network.WrongSecret, ChannelClosed):
+            channel = network.connect(address, ports, self._secret, deadline, run=run)
+            self._introduce(channel, why)
+            channel.close()
+
     def _close_gate(self) -> None:
         if self._gate is not None:
             self._gate.close()
 
-    def _join(self) -> Channel:
+    def _join(self) -> tuple[Channel, Any]:
         name, seconds = self._cluster.hosts[0], members.join_seconds()
         deadline = time.monotonic() + seconds
         reached = [False]
@@ -152,16 +169,22 @@ class Agent:
         if isinstance(answer, agent_messages.Refused):
             channel.close()
             raise NanoError(f"{answer.text} Received by host {self._cluster.current} from {name}.")
-        return channel
+        return channel, answer
 
-    def _introduce(self, channel: Channel) -> Any:
+    def _introduce(self, channel: Channel, declines: str = "") -> Any:
         """Says who this host is; returns the answer."""
         own, workers = self._cluster, self._workers
         versions = tuple(members.versions())
         try:
             channel.send(
                 agent_messages.Join(
-                    own.rank, own.current, versions, workers > 0, workers, self._address
+                    own.rank,
+                    own.current,
+                    versions,
+                    workers > 0,
+                    workers,
+                    self._address,
+                    declines,
                 )
             )
             return channel.receive()
@@ -180,8 +203,14 @@ class Agent:
         while True:
             message = self._channel.receive()
             if isinstance(message, agent_messages.Bye):
-                return message.code
+                return self._end_with(message)
             self._handle(message)
+
+    def _end_with(self, bye: agent_messages.Bye) -> int:
+        """Says why the script has not begun, if it has not. Returns its exit code."""
+        if bye.why:
+            say(f"host {self._cluster.hosts[0]} does not run the script: {bye.why}", sys.stderr)
+        return bye.code
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, agent_messages.Lend):
@@ -231,6 +260,7 @@ class Agent:
         lending, self._lending = self._lending, None
         if lending is not None:
             lending.close()
+            self.failed_code = lending.failed_code
 
     def _answer(self, asked: agent_messages.Ask) -> None:
         if asked.question == "clock":

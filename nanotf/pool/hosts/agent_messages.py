@@ -2,7 +2,7 @@
 
     first host                                  agent
       |  <- Join (host, versions, its listener)   |   both have shown the run's secret
-      |  Refused | Welcome ->                     |
+      |  Refused | Welcome ->                     |   Join may also say why it cannot take part
       |  Lend (ranks, key, environment) ->        |   starts a pool's workers, connects to the
       |  <- Lent (workers) | NotLent (why)        |   other hosts' listeners
       |  Create, Fill (+ bytes), Deliver ->       |   a message of the pool to its workers
@@ -10,7 +10,7 @@
       |  Tell, Ask ->        <- Answer            |   signals, logs, stacks, the clock
       |  <- Beat                                  |   every second
       |  TakeBack ->                              |   kills the pool's workers
-      |  Bye (exit code) ->                       |   the script has ended
+      |  Bye (exit code) ->                       |   the script has ended, or cannot begin
 
 A leader that connects to another host's listener sends `Leader` first, and its connection then
 belongs to the workers' collectives.
@@ -39,6 +39,7 @@ class Join(Message):
     lends: bool  # if False, it only waits for the end of the run
     workers: int  # how many it lends
     address: tuple[str, int]  # of its listener; ("", 0) if it lends nothing
+    declines: str = ""  # why it cannot take part: it then leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +178,7 @@ class Bye(Message):
     """First host -> agent: the script has ended with this exit code."""
 
     code: int
+    why: str = ""  # if it has not begun
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from nanotf import collectives
-from nanotf.console import logger
+from nanotf.console import logger, say
+from nanotf.errors import describe_exit
 from nanotf.machine import neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
@@ -32,6 +34,9 @@ class Lending:
         accepted: see `leaders.Accepted`.
         tell: sends a message, and bytes that follow it, to the first host.
 
+    Attributes:
+        failed_code: int, see `LentProcesses`.
+
     Raises:
         NanoError: This host has too few cores, or another host cannot be reached.
     """
@@ -45,6 +50,9 @@ class Lending:
         tell: Callable[..., None],
     ) -> None:
         self.pool, self._order, self._tell = order.pool, order, tell
+        self.failed_code = 0
+        self._asked: set[int] = set()  # ranks that got a signal from the first host
+        self._is_closing = False
         hosts = order.hosts
         ranks = hosts.ranks(hosts.index)
         self._twins = Twins(len(ranks))
@@ -99,6 +107,7 @@ class Lending:
         elif isinstance(message, agent_messages.Tell):
             worker = self.worker(message.rank)
             if worker is not None:
+                self._asked.add(worker.rank)
                 worker.process.send_signal(message.signal)
 
     def _put(self, message: Any, fds: list[int]) -> None:
@@ -160,6 +169,11 @@ class Lending:
             if code is None or worker.rank in self._reported:
                 return
             self._reported.add(worker.rank)
+            if code and not (self._is_closing or self.failed_code or worker.rank in self._asked):
+                # Before the first host hears of it, and ends the script.
+                phrase, _, number = describe_exit(code)
+                self.failed_code = code if number is None else 128 + number
+                say(f"worker {worker.rank} (process {worker.process.pid}) {phrase}.", sys.stderr)
         self._tell(agent_messages.WorkerEnded(self.pool, worker.rank, code))
 
     # -------------------------------------------------------------------------- its life
@@ -179,6 +193,7 @@ class Lending:
 
     def close(self) -> None:
         """Kills the workers and frees their memory. May be called twice."""
+        self._is_closing = True
         for worker in self._crew.workers:
             if worker.process.poll() is None:
                 worker.process.kill()

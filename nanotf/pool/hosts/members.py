@@ -181,11 +181,11 @@ class Member:
         block = None if message.block is None else receive(message.block)
         return Said(message.body, written, block)
 
-    def dismiss(self, code: int) -> None:
+    def dismiss(self, bye: agent_messages.Bye) -> None:
         """Tells it that the script has ended, and closes the connection."""
         self._listener = None
         self.lost = self.lost or "the script has ended"
-        self.send(agent_messages.Bye(code))
+        self.send(bye)
         self._channel.shut_down()
 
 
@@ -217,9 +217,11 @@ class Hosts:
         self._changed = threading.Condition()
         # Guarded by `_changed`.
         self._members: dict[int, Member] = {}  # by host
-        self._waiting: list[Channel] = []  # of processes that lend nothing
+        self._waiting: list[tuple[int, Channel]] = []  # hosts of processes that lend nothing
         self._refused: collections.Counter[str] = collections.Counter()
-        self._code: int | None = None  # of the script, once it has ended
+        self._declined = ""  # why the run cannot begin with a process that has come
+        self._bye: agent_messages.Bye | None = None  # once the script has ended, or cannot begin
+        self._came = 0  # processes, also those that cannot take part
         listener = network.listen_on_one(address, ports)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._gate = network.Gate(listener, secret, self._admit, self._note_refused, cluster.run)
@@ -238,18 +240,18 @@ class Hosts:
         return self.workers + sum(member.workers for member in self.members())
 
     def wait_for_all(self, seconds: float) -> None:
-        """Waits until all hosts have joined.
+        """Waits until all hosts have joined, with all processes that a launcher has started.
 
         Raises:
-            NanoError: Some have not joined after `seconds`.
+            NanoError: Some have not joined after `seconds`, or cannot take part.
         """
-        missing = set(range(1, self.cluster.size))
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not missing <= self._members.keys():
+            while names := self._missing():
+                if self._declined:
+                    raise NanoError(self._declined)
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    names = [self.cluster.hosts[i] for i in sorted(missing - self._members.keys())]
                     refused = "".join(
                         f" Refused{f' {times} times' if times > 1 else ''}: {text}"
                         for text, times in self._refused.items()
@@ -263,34 +265,47 @@ class Hosts:
                     )
                 self._changed.wait(left)
 
+    def _missing(self) -> list[str]:
+        """Returns the names of the hosts that have not joined, or lack processes."""
+        launched = self.cluster.launched or (1,) * self.cluster.size
+        waiting = collections.Counter(host for host, _ in self._waiting)
+        lends = {0, *self._members}  # this host's own process is here
+        return [
+            name
+            for host, name in enumerate(self.cluster.hosts)
+            if host not in lends or waiting[host] < launched[host] - 1
+        ]
+
     def _note_refused(self, why: str) -> None:
         with self._changed:
             if len(self._refused) < _REFUSED_KEPT or why in self._refused:
                 self._refused[why] += 1
 
     def _admit(self, join: agent_messages.Join, channel: Channel) -> None:
-        why = self._objection(join)
-        with contextlib.suppress(ChannelClosed):  # it has gone already
-            channel.send(agent_messages.Refused(why) if why else agent_messages.Welcome())
-        if why:
-            self._note_refused(why)
-            channel.close()
-            return
+        declined = self._failing(join)
+        why = declined or self._repeated(join)
         with self._changed:
-            if self._code is not None:  # while it introduced itself
-                with contextlib.suppress(ChannelClosed):
-                    channel.send(agent_messages.Bye(self._code))
+            answer = self._bye or (agent_messages.Refused(why) if why else agent_messages.Welcome())
+            with contextlib.suppress(ChannelClosed):  # it has gone already
+                channel.send(answer)
+            if not isinstance(answer, agent_messages.Welcome):
                 channel.close()
             elif join.lends:
                 if join.host in self._members:
                     self._members[join.host].replace()
                 self._members[join.host] = Member(join, channel)
             else:
-                self._waiting.append(channel)
+                self._waiting.append((join.host, channel))
+            self._declined = self._declined or declined
+            self._came += 1
             self._changed.notify_all()
+        if why:
+            self._note_refused(why)
 
-    def _objection(self, join: agent_messages.Join) -> str:
-        """Returns why a host cannot join, or nothing."""
+    def _failing(self, join: agent_messages.Join) -> str:
+        """Returns why the run cannot begin with a process, or nothing."""
+        if join.declines:
+            return f"Host {join.name} cannot take part: {join.declines}"
         if not 0 <= join.host < self.cluster.size:
             return (
                 f"All hosts must know the same hosts. Host number {join.host} joined, and there "
@@ -306,6 +321,10 @@ class Hosts:
             return (
                 f"All hosts must have the same versions. Host {join.name} has {'; '.join(others)}."
             )
+        return ""
+
+    def _repeated(self, join: agent_messages.Join) -> str:
+        """Returns why a host cannot join again, or nothing."""
         with self._changed:
             present = self._members.get(join.host)
         if join.lends and present is not None and present.answers():
@@ -314,19 +333,37 @@ class Hosts:
 
     def dismiss(self, code: int) -> None:
         """Ends the run on all hosts."""
+        self._send_away(agent_messages.Bye(code))
+        self._gate.close()
+
+    def give_up(self, why: str, seconds: float) -> None:
+        """Ends a run that cannot begin, on all hosts, also on those that come in some seconds.
+
+        Args:
+            why: shown there.
+        """
+        deadline = time.monotonic() + seconds
+        self._send_away(agent_messages.Bye(1, why))
         with self._changed:
+            others = sum(self.cluster.launched or (1,) * self.cluster.size) - 1
+            while self._came < others and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+        self._gate.close()
+
+    def _send_away(self, bye: agent_messages.Bye) -> None:
+        """Ends the run on the hosts that are here, and makes `_admit` answer so. Once."""
+        with self._changed:
+            if self._bye is not None:
+                return
+            self._bye = bye
             members, waiting = list(self._members.values()), list(self._waiting)
             self._members.clear()
             self._waiting.clear()
-            if self._code is not None:
-                return
-            self._code = code
-        self._gate.close()
         for member in members:
-            member.dismiss(code)
-        for channel in waiting:
+            member.dismiss(bye)
+        for _, channel in waiting:
             with contextlib.suppress(ChannelClosed):
-                channel.send(agent_messages.Bye(code))
+                channel.send(bye)
             channel.close()
 
 

@@ -14,6 +14,6 @@
 - `folders.py`: the folder, its request and its state, how it is found by name.
 - `starting.py`: makes a folder and hands it to a supervisor.
 - `detached_supervisor.py`: the duties of every supervisor.
-- `processes.py`, `log_files.py`: its programs, and what they print.
+- `machine/processes.py`, `wire/log_files.py`: its programs, and what they print.
 - `following.py`: reads and steers from any process.
 """

@@ -4,6 +4,8 @@ It forks, and leaves the session of the terminal, so it outlives the terminal. I
 kernel kills its programs (PR_SET_PDEATHSIG), and readers see that the owner has ended.
 
 A full disk does not end it: it holds its state and its logs, and writes them when there is room.
+Where the disk refuses the final state for another reason, such as a file system that has become
+read-only, it ends after ten minutes, and the system's log says how.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import pathlib
 import signal
 import sys
+import syslog
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,14 +24,15 @@ from typing import Any, Generic, TypeVar
 
 from nanotf.console import say
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder
-from nanotf.sagemaker.detached.log_files import LogFiles, SpokenLog
 from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.detached.starting import FULL
+from nanotf.wire.log_files import LogFiles, SpokenLog
 
 _PAUSE = 1.0  # seconds between two tries to write on a full disk
 _START_SECONDS = 60.0  # for room for the first state, while the launching process waits
 _ROOM_SECONDS = 600.0  # for room for results; what does not fit has to be told some time
 _LOG_SECONDS = 60.0  # for room for the log, if there is enough for the final state
+_END_SECONDS = 600.0  # for a disk that is not full to take the final state
 
 _Result = TypeVar("_Result")
 
@@ -45,7 +49,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         self._folder = folder
         self._state: AnyState = folder.read_state()
         self._is_written = True  # False while the disk has an older state
-        self._is_full = False  # the disk did not take the last state; said once
+        self._refusal: OSError | None = None  # why the disk did not take the last state; said once
         self._log_until = 0.0  # the moment until which a final state waits for the log
         self._logs = LogFiles(log_limit)
         self.spoken = SpokenLog()
@@ -113,19 +117,35 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
     def _write_state(self) -> None:
         try:
             self._folder.write_state(self._state)
-            self._is_written, self._is_full = True, False
+            self._is_written, self._refusal = True, None
         except OSError as error:
-            if not self._is_full:
-                self._is_full = True
+            if self._refusal is None:
                 self._say_full("state", error)
+            self._refusal = error
 
     def _end(self, state: AnyState) -> None:
-        """Writes the final state. Waits until the disk takes it."""
-        self._log_until = time.monotonic() + _LOG_SECONDS
+        """Writes the final state. Waits until the disk takes it; if it is not full, ten minutes."""
+        began = time.monotonic()
+        self._log_until = began + _LOG_SECONDS
         self._set(state)
         while not self._is_written and self._folder.path.is_dir():  # else someone deleted it
+            is_full = self._refusal is None or self._refusal.errno in FULL
+            if not is_full and time.monotonic() > began + _END_SECONDS:
+                self._tell_system()
+                return
             time.sleep(_PAUSE)
             self._catch_up()
+
+    def _tell_system(self) -> None:
+        """Says how it has ended where the disk does not matter, and in its log, if that can be."""
+        text = (
+            f"the {self._folder.kind.noun} {self._folder.path.name} ended with status "
+            f"{self._state.status}, but {self._folder.path} does not take its state "
+            f"({self._refusal}): {self._state}"
+        )
+        say(text, sys.stderr)
+        syslog.openlog("nanotf")
+        syslog.syslog(syslog.LOG_ERR, text)
 
     def _with_room(
         self, what: str, action: Callable[[], _Result], seconds: float = _ROOM_SECONDS

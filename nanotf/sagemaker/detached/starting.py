@@ -13,7 +13,7 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder, now
-from nanotf.sagemaker.detached.log_files import last_lines
+from nanotf.wire.log_files import last_lines
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
 _TAIL = 4000  # characters of the supervisor's log in an error

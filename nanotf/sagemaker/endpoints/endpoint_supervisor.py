@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nanotf.errors import describe_exit
-from nanotf.sagemaker.detached import log_files, processes
+from nanotf.machine import processes
+from nanotf.machine.processes import OwnedProcess
 from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
-from nanotf.sagemaker.detached.processes import OwnedProcess
 from nanotf.sagemaker.endpoints import endpoint_record as record
 from nanotf.sagemaker.endpoints.endpoint_command import listening
 from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder, EndpointState
-from nanotf.wire import files, ports
+from nanotf.wire import files, log_files, ports
 
 _PAUSE = 1.0  # seconds between two looks at a server that answers
 _SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end

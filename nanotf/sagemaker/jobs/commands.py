@@ -15,15 +15,15 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 
 import nanotf
-from nanotf.machine import topology
+from nanotf.machine import processes, topology
 from nanotf.machine.cluster import OWN_CODE_VARIABLE
 from nanotf.machine.interpreter import python_command
-from nanotf.sagemaker.detached import processes
-from nanotf.sagemaker.detached.processes import OwnedProcess
+from nanotf.machine.processes import OwnedProcess
 from nanotf.sagemaker.jobs import script_variables, source
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts
 from nanotf.sagemaker.jobs.simulated_hosts import SimulatedHost, bound, divide
+from nanotf.sagemaker.jobs.tree import CONTAINER_BASE, Tree
 from nanotf.wire.ports import free_port
 
 # In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
@@ -59,7 +59,8 @@ def begin(
     for host, part in zip(hosts, parts, strict=True):
         counts = Counts(part.cores, gpus)
         code = job.tree(host).code
-        environ = {**os.environ, **variables(job, request, host, counts), **shared}
+        seen = None if host not in places else Tree(pathlib.Path(CONTAINER_BASE))
+        environ = {**os.environ, **variables(job, request, host, counts, seen), **shared}
         arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
         program_environ = script_variables.with_present_names(environ | request.environment)
@@ -79,10 +80,16 @@ def host_parts(request: JobRequest) -> list[SimulatedHost]:
     return divide(request.instances, workers, topology.describe_machine())
 
 
-def variables(job: JobFolder, request: JobRequest, host: str, counts: Counts) -> dict[str, str]:
-    """Returns the variables of a host's script."""
+def variables(
+    job: JobFolder, request: JobRequest, host: str, counts: Counts, seen: Tree | None = None
+) -> dict[str, str]:
+    """Returns the variables of a host's script.
+
+    Args:
+        seen: as for `script_variables.variables`.
+    """
     tree = job.tree(host)
-    found = script_variables.variables(tree, request.name, counts)
+    found = script_variables.variables(tree, request.name, counts, seen)
     if request.hosts is not None:
         for name in _OF_CONTAINERS:
             del found[name]

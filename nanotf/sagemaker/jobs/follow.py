@@ -7,9 +7,9 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.sagemaker.detached import following
-from nanotf.sagemaker.detached.log_files import LogTail
 from nanotf.sagemaker.jobs import addresses, archives, metrics
 from nanotf.sagemaker.jobs.record import JobFolder, JobState
+from nanotf.wire.log_files import LogTail
 
 
 class LogReader:

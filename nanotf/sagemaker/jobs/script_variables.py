@@ -99,14 +99,18 @@ def with_present_names(environ: dict[str, str]) -> dict[str, str]:
     return {"TF_ENABLE_ONEDNN_OPTS": "0", **environ} if asks else environ
 
 
-def variables(tree: Tree, job_name: str, counts: Counts) -> dict[str, str]:
+def variables(
+    tree: Tree, job_name: str, counts: Counts, seen: Tree | None = None
+) -> dict[str, str]:
     """Returns the variables of a script on one host.
 
     Args:
         tree: that of the host, whose three JSON files exist.
         counts: those of the host.
+        seen: the tree by the paths that the script is told, if they are not those of `tree`.
     """
-    training = _training_environment(tree, job_name, counts)
+    seen = seen or tree
+    training = _training_environment(tree, seen, job_name, counts)
     arguments = hyperparameters.to_arguments(training["hyperparameters"])
     channels: dict[str, str] = training["channel_input_dirs"]
     values = {name: training[name] for name in _PLAIN}
@@ -122,7 +126,7 @@ def variables(tree: Tree, job_name: str, counts: Counts) -> dict[str, str]:
     values |= {f"hp_{name}": value for name, value in training["hyperparameters"].items()}
     found = {f"SM_{name.upper()}": format_value(value) for name, value in values.items()}
     return found | {
-        BASE_VARIABLE: str(tree.base),
+        BASE_VARIABLE: str(seen.base),
         "TRAINING_JOB_NAME": job_name,
         "TRAINING_JOB_ARN": f"local:training-job/{job_name}",
         "SAGEMAKER_JOB_NAME": job_name,
@@ -161,18 +165,23 @@ _PLAIN = (
 )
 
 
-def _training_environment(tree: Tree, job_name: str, counts: Counts) -> dict[str, Any]:
+def _training_environment(tree: Tree, seen: Tree, job_name: str, counts: Counts) -> dict[str, Any]:
     """Returns the toolkit's description of a host: `SM_TRAINING_ENV`."""
     resources: dict[str, Any] = files.read_json(tree.resources)
     channels: dict[str, Any] = files.read_json(tree.input_data)
     with files.doubting(tree.config):
-        return _described(tree, job_name, counts, resources, channels)
+        everything = hyperparameters.decode(files.read_json(tree.hyperparameters))
+        return _described(seen, job_name, counts, everything, resources, channels)
 
 
 def _described(
-    tree: Tree, job_name: str, counts: Counts, resources: dict[str, Any], channels: dict[str, Any]
+    tree: Tree,
+    job_name: str,
+    counts: Counts,
+    everything: dict[str, Any],
+    resources: dict[str, Any],
+    channels: dict[str, Any],
 ) -> dict[str, Any]:
-    everything = hyperparameters.decode(files.read_json(tree.hyperparameters))
     program = everything.get("sagemaker_program")
     environment = {
         "additional_framework_parameters": hyperparameters.of_framework(everything),

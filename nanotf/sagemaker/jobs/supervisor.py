@@ -26,10 +26,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nanotf.errors import JobError, NanoError
-from nanotf.sagemaker.detached import processes
+from nanotf.machine import processes
+from nanotf.machine.processes import OwnedProcess
 from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, detach
 from nanotf.sagemaker.detached.folders import now
-from nanotf.sagemaker.detached.processes import OwnedProcess
 from nanotf.sagemaker.jobs import (
     addresses,
     commands,
@@ -219,20 +219,25 @@ class JobSupervisor(DetachedSupervisor[JobState]):
     def _note_failure(self) -> None:
         """Remembers the first program that failed. Later ones may be its consequences.
 
-        A signal ends each wait for output when a program ends, so a look finds one as a rule. Of
-        several, the first host's script comes last: it fails when another host does, while another
-        host that ends with it has an exit code of 0 (NANOTF_OWN_EXIT_CODE).
+        A signal ends each wait for output when a program ends, so a look finds one as a rule. The
+        first host's script comes last: it fails when another host does, while another host that
+        ends with it has an exit code of 0 (NANOTF_OWN_EXIT_CODE).
         """
         failed = [p for p in self._programs if not p.is_running and p.exit_code != 0]
-        if self._failed is None and self._stop_reason is None and failed:
-            first = self._request.host_names[0]
-            self._failed = min(failed, key=lambda p: p.name == first and not p.is_helper)
+        if self._failed is not None:  # a feeder fails when its reader has
+            failed = [p for p in failed if self._is_first(self._failed) and not p.is_helper]
+        if self._stop_reason is None:
+            self._failed = min(failed, key=self._is_first, default=self._failed)
+
+    def _is_first(self, program: OwnedProcess) -> bool:
+        """Returns True for the script of the first host, which is the job."""
+        return program.name == self._request.host_names[0] and not program.is_helper
 
     def _end_of_others(self, scripts: Sequence[OwnedProcess]) -> float | None:
         """Asks the scripts to end, if it is time. Returns the seconds until they are killed."""
         if self._stop_reason is not None:
             self._become(status=record.STOPPING, phase=record.STOPPING)
-        elif self._failed is None:
+        elif self._failed is None or self._is_first(self._failed):
             # The first host's script is the job. The others notice its end by themselves.
             return None if scripts[0].is_running else _AGENT_SECONDS
         for script in scripts:

@@ -77,6 +77,59 @@ def test_a_process_beside_an_agent_waits_for_the_end() -> None:
     assert codes == [0]
 
 
+def test_all_processes_of_a_launcher_are_waited_for() -> None:
+    """Also those that lend nothing: they come to an open port however short the script is."""
+    found = dataclasses.replace(_found(0), launched=(1, 2))
+    hosts, codes = Hosts(found, 2, SECRET, "127.0.0.1", (0,)), []
+
+    def start(workers: int) -> threading.Thread:
+        thread = threading.Thread(target=lambda: codes.append(_agent(hosts, workers=workers).run()))
+        thread.start()
+        return thread
+
+    threads = [start(3)]
+    wait_until(hosts.members, "the host has joined")
+    with pytest.raises(NanoError, match=r"Received: nothing from second"):
+        hosts.wait_for_all(0.1)
+    threads.append(start(0))
+    hosts.wait_for_all(SECONDS)
+    hosts.dismiss(3)
+    for thread in threads:
+        thread.join(SECONDS)
+    assert codes == [3, 3]
+
+
+def test_a_host_that_cannot_take_part_ends_the_wait() -> None:
+    hosts = _hosts()
+    thread = threading.Thread(target=lambda: _agent(hosts, workers=0).decline("too few", SECONDS))
+    thread.start()
+    with pytest.raises(NanoError, match=r"Host second cannot take part: too few"):
+        hosts.wait_for_all(SECONDS)
+    thread.join(SECONDS)
+    hosts.dismiss(1)
+
+
+def test_a_first_host_that_gives_up_tells_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    """Tells those that are here, and one that comes then."""
+    found = dataclasses.replace(_found(0), launched=(1, 2))
+    hosts, codes = Hosts(found, 2, SECRET, "127.0.0.1", (0,)), []
+    agents = [_agent(hosts, workers=workers) for workers in (0, 3)]
+    here, later = (
+        threading.Thread(target=lambda one=one: codes.append(one.run())) for one in agents
+    )
+    here.start()
+    wait_until(lambda: hosts._waiting, "it has joined")
+    gives_up = threading.Thread(target=hosts.give_up, args=("no such file", SECONDS))
+    gives_up.start()
+    here.join(SECONDS)
+    later.start()
+    for thread in (later, gives_up):
+        thread.join(SECONDS)
+    assert codes == [1, 1]
+    said = capfd.readouterr().err
+    assert said.count("host first does not run the script: no such file") == 2
+
+
 def test_an_agent_notices_that_the_first_host_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     hosts, codes = _hosts(), []
     thread = threading.Thread(target=lambda: codes.append(_agent(hosts).run()))

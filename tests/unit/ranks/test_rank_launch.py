@@ -310,7 +310,7 @@ def test_logs_that_cannot_be_where_they_are_wanted(tmp_path: pathlib.Path) -> No
         TMPDIR=str(tmp_path),
     )
     assert done.returncode == 3
-    assert "logs cannot be written to" in done.stderr and "Traceback" not in done.stderr
+    assert "Logs cannot be written to" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_variables_of_a_rank() -> None:

@@ -106,6 +106,13 @@ def test_variables(tmp_path: pathlib.Path) -> None:
     assert training == json.dumps(json.loads(training), sort_keys=True, separators=(",", ":"))
 
 
+def test_the_paths_that_a_script_sees(tmp_path: pathlib.Path) -> None:
+    seen = Tree(pathlib.Path("/seen"))
+    found = script_variables.variables(_tree(tmp_path), "job-1", Counts(3, 0), seen)
+    assert str(tmp_path) not in found.pop("SM_TRAINING_ENV")
+    assert found == {n: v.replace("BASE", "/seen") for n, v in EXPECTED.items()}
+
+
 def test_the_description_of_the_training_environment(tmp_path: pathlib.Path) -> None:
     found = script_variables.variables(_tree(tmp_path), "job-1", Counts(3, 0))
     training = json.loads(found["SM_TRAINING_ENV"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.machine.processes import begin
 from nanotf.sagemaker.detached import starting
-from nanotf.sagemaker.detached.processes import begin
 from nanotf.sagemaker.jobs import commands, launch, script_variables
 from nanotf.sagemaker.jobs.record import JobRequest
 from nanotf.sagemaker.jobs.script_variables import Counts

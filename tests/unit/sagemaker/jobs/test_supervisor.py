@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from nanotf.errors import JobError
-from nanotf.sagemaker.detached import detached_supervisor, following, log_files, starting
+from nanotf.sagemaker.detached import detached_supervisor, following, starting
 from nanotf.sagemaker.jobs import archives, failure, follow, launch, metrics, record, results
 from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 from nanotf.sagemaker.jobs.source import SourceCode
 from nanotf.sagemaker.jobs.supervisor import JobSupervisor
-from nanotf.wire import files
+from nanotf.wire import files, log_files
 
 
 def _full(*_: Any, **__: Any) -> Any:
@@ -86,6 +86,19 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
     owner._end_as(record.COMPLETED, record.COMPLETED, None)
     assert len(tries) == 3
     assert job.read_state().status == record.COMPLETED
+
+
+def test_a_disk_that_stays_read_only_ends_the_wait_for_it(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner, told = JobSupervisor(job), []
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(detached_supervisor, "_END_SECONDS", 0.0)
+    monkeypatch.setattr(detached_supervisor.syslog, "syslog", lambda _, text: told.append(text))
+    monkeypatch.setattr(JobFolder, "write_state", _broken)
+    owner._end_as(record.COMPLETED, record.COMPLETED, None)
+    assert len(told) == 1 and "ended with status Completed, but " in told[0]
+    assert "Input/output error" in told[0] and told[0] in capsys.readouterr().err
 
 
 def test_a_disk_that_fails_otherwise_does_not_end_a_job(

@@ -1,6 +1,6 @@
-"""The programs of a supervisor: their output, their end.
+"""The programs that a process owns, as a supervisor or a launcher: their output, their end.
 
-Everything happens in the supervisor's main thread: Linux ends processes started with
+Everything happens in the owner's main thread: Linux ends processes started with
 PR_SET_PDEATHSIG with the *thread* that started them.
 """
 
@@ -31,7 +31,7 @@ _DRAIN_SECONDS = 5.0  # for output that a program has written before it ended
 
 @dataclass
 class OwnedProcess:
-    """A program of a supervisor, the leader of a process group of its own."""
+    """A program, the leader of a process group of its own."""
 
     name: str  # a job's host, for instance
     command: list[str]  # its words, for messages

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from nanotf.sagemaker.detached import log_files
-from nanotf.sagemaker.detached.log_files import HeldFile, LogFiles, LogTail, last_lines
+from nanotf.wire import log_files
+from nanotf.wire.log_files import HeldFile, LogFiles, LogTail, last_lines
 
 
 class _Disk:
@@ -62,7 +62,7 @@ def test_what_a_supervisor_says_never_fails() -> None:
     """Its log is on a disk that is full from the start to the end."""
     program = """
 import os, sys
-from nanotf.sagemaker.detached.log_files import SpokenLog
+from nanotf.wire.log_files import SpokenLog
 spoken = SpokenLog()
 spoken.install()
 print("to nobody")

@@ -1,6 +1,6 @@
-"""Logs: the supervisor writes whole lines, and any process reads those that are new.
+"""Logs: their owner writes whole lines, and any process reads those that are new.
 
-A supervisor must not end because a disk is full for a while, nor lose what it had to say:
+The owner must not end because a disk is full for a while, nor lose what it had to say:
 `HeldFile` keeps that until there is room.
 """
 
