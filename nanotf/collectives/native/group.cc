@@ -155,12 +155,12 @@ NanotfOffer Group::Next(int milliseconds) {
     if (Guide() != guide) continue;
     CheckAborted();
     if (state == kClosed || (state == kAttached && !IsAlive(theirs.pid))) {
-      const Failure failure = MakeFailure(
-          kNanotfLost, rank_,
-          "rank " + std::to_string(guide) + " (process " + std::to_string(theirs.pid) + ") " +
-              (state == kClosed ? "left the group" : "ended") + " while rank " +
-              std::to_string(rank_) + ", which has joined, waited for it",
-          "See that rank's log.", {guide});
+      const Failure failure =
+          MakeFailure(kNanotfLost, rank_,
+                      "rank " + std::to_string(guide) + " (process " + std::to_string(theirs.pid) +
+                          ") " + (state == kClosed ? "left the group" : "ended") + " while rank " +
+                          std::to_string(rank_) + ", which has joined, waited for it",
+                      "See that rank's log.", {guide});
       Abort(failure);
       throw failure;
     }

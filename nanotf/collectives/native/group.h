@@ -111,8 +111,8 @@ class Group {
   void CheckAborted() const;
   // Tells the others that this rank makes no more calls; see "Joining" in layout.h.
   void Join();
-  // The rank that this one, which has joined, follows. This rank itself if all have joined and it is
-  // the one that decides so.
+  // The rank that this one, which has joined, follows. This rank itself if all have joined and it
+  // is the one that decides so.
   int Guide() const;
   // Waits for a call of the guide, at most `milliseconds`. Throws Failure if the guide is gone.
   NanotfOffer Next(int milliseconds);

@@ -67,11 +67,11 @@
 // finished its iteration k - 2, which copied the totals of round k - 4. Combining k - 1 overwrites
 // those of k - 5.
 //
-// Joining: a rank that will make no more calls increments `joins`, and then takes part in those that
-// it finds in the slots of its guide: the first rank that has not joined. Whoever has not joined
-// comes to each call, so one guide is enough. It copies the guide's signature, and gives zeros to a
-// sum and no rows to a gather. So it has made as many calls of each key as the others when all have
-// joined; that is decided by rank 0, which the others follow to the end.
+// Joining: a rank that will make no more calls increments `joins`, and then takes part in those
+// that it finds in the slots of its guide: the first rank that has not joined. Whoever has not
+// joined comes to each call, so one guide is enough. It copies the guide's signature, and gives
+// zeros to a sum and no rows to a gather. So it has made as many calls of each key as the others
+// when all have joined; that is decided by rank 0, which the others follow to the end.
 //
 // Waiting: a rank increments its own `event` after each post. A peer that has spun without success
 // adds itself to `sleepers` and sleeps in a futex on `event`. Both are sequentially consistent, so
@@ -129,7 +129,7 @@ struct SlotHeader {
   alignas(kLine) std::atomic<uint64_t> reduced;  // rounds reduced (two-step all-reduce)
   std::atomic<uint64_t> combined;                // rounds combined (several nodes)
   alignas(kLine) uint64_t signature;             // if it differs between ranks, the call fails
-  uint64_t rows;  // all-gather: this rank's rows; in step 4a: bytes of its description
+  uint64_t rows;      // all-gather: this rank's rows; in step 4a: bytes of its description
   NanotfOffer offer;  // what a rank that has joined needs to take part
   uint32_t text_length;
   char text[332];  // description of the call, for people

@@ -150,7 +150,8 @@ NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, cons
 NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in,
                                    void* out, uint64_t bytes, NanotfFailure* failure);
 NANOTF_EXPORT int nanotf_barrier(int64_t handle, const NanotfCall* call, NanotfFailure* failure);
-// Tells the other ranks that this one makes no more calls, but follows theirs until all have joined.
+// Tells the other ranks that this one makes no more calls, but follows theirs until all have
+// joined.
 NANOTF_EXPORT int nanotf_join(int64_t handle);
 // Waits until the guide of this rank, which has joined, makes a call, at most `milliseconds`. The
 // offer's kind says what has come: kNanotfNothing if nothing has.
