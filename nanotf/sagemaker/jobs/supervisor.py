@@ -46,6 +46,7 @@ from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 
 _PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
 _AGENT_SECONDS = 60.0  # for other hosts to end after the first one
+_FOLLOW_SECONDS = 5.0  # for other hosts to end by themselves after one of them has failed
 _CHECKPOINTS = "checkpoints"
 
 
@@ -64,6 +65,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         self._is_stoppable = False  # a signal ends at once what the main thread does
         self._programs: list[OwnedProcess] = []
         self._failed: OwnedProcess | None = None  # the first one that failed by itself
+        self._failed_at = 0.0
         self._pipes: list[list[str]] = []  # modules that feed, with arguments
         self._memory_kills = failure.memory_kills()  # before the scripts
         self._finder = metrics.Finder(self._request.metrics)
@@ -226,8 +228,8 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         failed = [p for p in self._programs if not p.is_running and p.exit_code != 0]
         if self._failed is not None:  # a feeder fails when its reader has
             failed = [p for p in failed if self._is_first(self._failed) and not p.is_helper]
-        if self._stop_reason is None:
-            self._failed = min(failed, key=self._is_first, default=self._failed)
+        if failed and self._stop_reason is None:
+            self._failed, self._failed_at = min(failed, key=self._is_first), time.monotonic()
 
     def _is_first(self, program: OwnedProcess) -> bool:
         """Returns True for the script of the first host, which is the job."""
@@ -240,6 +242,8 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         elif self._failed is None or self._is_first(self._failed):
             # The first host's script is the job. The others notice its end by themselves.
             return None if scripts[0].is_running else _AGENT_SECONDS
+        elif not self._failed.is_helper and time.monotonic() < self._failed_at + _FOLLOW_SECONDS:
+            return None  # a host that is about to end with it has a code of its own
         for script in scripts:
             script.terminate()
         return self._request.stop_seconds
