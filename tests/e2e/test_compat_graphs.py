@@ -17,6 +17,7 @@ from nanotf.compat import (
     graphs,
     variable_handles,
 )
+from nanotf.errors import ModelError
 
 pytestmark = pytest.mark.both_generations
 
@@ -131,7 +132,9 @@ def test_graphs_that_are_cut() -> None:
     for value in ([1.0, 2.0], [3.0, 4.0]):
         graphs.refill(variable, tf.constant(value))
         assert variable.numpy().tolist() == value
-        graphs.release(variable)
+        graphs.release(variable, "it is elsewhere")
+        with pytest.raises(ModelError, match="it is elsewhere"):
+            variable.numpy()
         assert tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).shape == [0]
     graphs.refill(variable, tf.zeros(2))
     effects = graphs.SideEffects()
