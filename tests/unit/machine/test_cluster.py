@@ -91,7 +91,7 @@ def test_wrong_resourceconfig(tmp_path: pathlib.Path, config: dict[str, object])
 
 def test_step_of_slurm() -> None:
     found = find({**SLURM, "SAGEMAKER_BASE_DIR": "/nowhere"})
-    assert found == Cluster(("n1", "n2"), "n2", "Slurm", (4, 4), local_rank=3)
+    assert found == Cluster(("n1", "n2"), "n2", "Slurm", (4, 4), local_rank=3, launched=(4, 4))
 
 
 def test_slurm_with_a_task_per_node_says_nothing_about_workers() -> None:
@@ -174,7 +174,7 @@ def test_mpi_names_no_hosts_without_mpi4py(
 def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     _replace_mpi(monkeypatch, tmp_path, 'print(\'[["a", "a", "b", "b"], 2, "x"]\')')
     environ = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
-    assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2), run="x")
+    assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2), run="x", launched=(2, 2))
 
 
 def test_the_launcher_names_the_run(tmp_path: pathlib.Path) -> None:
