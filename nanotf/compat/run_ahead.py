@@ -183,8 +183,15 @@ class RunAhead:
 
         return execute
 
-    def answers(self, execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns the function that Keras calls for every step; `execute` is from `executes`."""
+    def answers(
+        self, execute: Callable[[Any], Any], stops: Callable[[], bool] = lambda: False
+    ) -> Callable[[Any], Any]:
+        """Returns the function that Keras calls for every step.
+
+        Args:
+            execute: from `executes`.
+            stops: returns True if Keras's loop ends after the next step.
+        """
 
         def next_step(iterator: Any) -> Any:
             if self._left is not None:
@@ -194,7 +201,7 @@ class RunAhead:
             if self.made:
                 self.made -= 1
                 return self._result
-            self.count = self._wanted()
+            self.count = 1 if stops() else self._wanted()
             began = time.perf_counter()
             result = execute(iterator)
             self._seconds = (time.perf_counter() - began) / self.count
@@ -241,7 +248,8 @@ def ahead_of_loop(model: Any) -> Any:
     if is_divided or model.jit_compile or not keras_compiling.makes_steps_one_by_one(model):
         return stock
     ahead = RunAhead()
-    answer = ahead.answers(ahead.executes(keras_compiling.step_on_batch(model)))
+    execute = ahead.executes(keras_compiling.step_on_batch(model))
+    answer = ahead.answers(execute, lambda: model.stop_training)
 
     def train_function(iterator: Any) -> Any:
         # `train_on_batch` gives a generator of one batch.

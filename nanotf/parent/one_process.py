@@ -35,7 +35,8 @@ def fit(call: KerasCall, hint: str = "") -> Any:
     except TypeError:
         return call()  # raises Keras's own message
     given = bound.arguments.get("callbacks")
-    callbacks = require_tensorflow().keras.callbacks
+    tf = require_tensorflow()
+    callbacks = tf.keras.callbacks
     passes = stopwatch.callback(callbacks.Callback)
     if isinstance(given, callbacks.CallbackList):  # the user's own list: joined for this call
         given.callbacks.insert(0, passes)
@@ -44,7 +45,7 @@ def fit(call: KerasCall, hint: str = "") -> Any:
         finally:
             given.callbacks.remove(passes)
     else:
-        users = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        users = [] if given is None else tf.nest.flatten(given)  # lists in lists, as Keras does
         lets = [] if any(map(_looks_at_steps, users)) else [run_ahead.callback()]
         bound.arguments["callbacks"] = [passes, *lets, *users]
         try:

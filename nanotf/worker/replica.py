@@ -38,6 +38,8 @@ class ReplicaMixin:
     are the whole batch and the extent has no rows; calls are then divided as in a custom loop.
     """
 
+    stop_training: bool  # Keras's
+
     # All are set on the class that `become_replica` makes for each model.
     _nanotf_outputs: Any
     _nanotf_data_end: Any
@@ -72,7 +74,7 @@ class ReplicaMixin:
                 self, timing.TRAIN, ahead.executes(keras_compiling.step_on_batch(self))
             )
             timed = stopwatch.timed(timing.TRAIN, step, lambda: ahead.count)
-            self.train_function = ahead.answers(timed)
+            self.train_function = ahead.answers(timed, lambda: self.stop_training)
         else:
             super().make_train_function(force=force)  # type: ignore[misc]
             step = _telling_of_end(self, timing.TRAIN, self.train_function)

@@ -95,6 +95,25 @@ def test_callbacks_that_look_at_steps() -> None:
     np.testing.assert_allclose(seen[: len(seen) // 2], seen[len(seen) // 2 :], rtol=1e-10)
 
 
+def test_callbacks_in_lists_look_at_steps_too() -> None:
+    seen: list[float] = []
+    note = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(float(logs["loss"]))
+    )
+    _assert_equal(callbacks=[[note]])
+    np.testing.assert_allclose(seen[: len(seen) // 2], seen[len(seen) // 2 :], rtol=1e-10)
+
+
+def test_a_callback_that_stops_an_epoch_at_its_begin() -> None:
+    """Keras's loop ends after one step."""
+
+    class Stops(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 2
+
+    _assert_equal(epochs=9, callbacks=[Stops()])
+
+
 def test_a_fit_after_one_that_was_interrupted() -> None:
     """No later step gets the result of one that the first fit has made ahead."""
 

@@ -94,6 +94,16 @@ def test_callback_that_looks_at_every_batch() -> None:
     np.testing.assert_allclose(seen[1], seen[0], rtol=1e-10)
 
 
+def test_a_callback_that_stops_an_epoch_at_its_begin() -> None:
+    """Keras's loop ends after one step."""
+
+    class Stops(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 2
+
+    fit_both(_example, x=X, y=Y, batch_size=2, epochs=9, callbacks=[Stops()])
+
+
 class OwnStep(Model):  # type: ignore[misc]
     """Returns the step's own value, not a mean: the epoch's log is the last step's."""
 
