@@ -7,13 +7,16 @@
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | the operations that tapes record |
 | `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
+| `Context._thread_local_data` | every eager operation, call of a function and step of an iterator reads it |
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +26,7 @@ from tensorflow.python.framework import op_callbacks, ops
 from tensorflow.python.ops import gen_resource_variable_ops
 
 from nanotf.compat import graphs
+from nanotf.machine.own_threads import OwnThread
 
 
 def seeds() -> tuple[int, Any] | None:
@@ -236,3 +240,67 @@ def earlier_inputs() -> Iterator[dict[int, Any]]:
         yield used
     finally:
         op_callbacks.remove_op_callback(note)
+
+
+class FirstUse:
+    """An action that precedes the first use of TensorFlow, on any thread of the user's.
+
+    Args:
+        act: takes and returns nothing; may use TensorFlow. Other threads wait for its end.
+
+    Attributes:
+        has_acted: bool.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.has_acted = False
+        self._act = act
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+
+    def note(self) -> None:
+        """Acts, if the present thread is the user's and no other has been here."""
+        # A thread that TensorFlow has made, one of `py_function`, serves a thread that was here.
+        if isinstance(threading.current_thread(), (OwnThread, threading._DummyThread)):
+            return
+        with self._lock:
+            if not self.has_acted:
+                self.has_acted = True
+                try:
+                    self._act()
+                except BaseException as error:
+                    self._error = error
+                    raise
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[FirstUse]:
+        """Acts at the first use of TensorFlow in this context.
+
+        Raises:
+            BaseException: That of `act`, even if the code in this context has caught it.
+        """
+        here = context.context()
+        kind = type(here)
+        watched: Any = _watched(kind)
+        here._nanotf_first_use = self
+        here.__class__ = watched
+        try:
+            yield self
+        finally:
+            with self._lock:
+                here.__class__ = kind
+        if self._error is not None:
+            raise self._error
+
+
+@functools.cache
+def _watched(kind: Any) -> Any:
+    """Returns a class of contexts that call `FirstUse.note` before each use."""
+
+    class WatchedContext(kind):  # type: ignore[misc]
+        @property
+        def _thread_local_data(self) -> Any:
+            self._nanotf_first_use.note()
+            return vars(self)["_thread_local_data"]
+
+    return WatchedContext

@@ -2,14 +2,11 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.14, 2.15, tf_keras 2.15-2.21, 3.10-3.15 | weights are sent only at batches where it saves |
-| `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | as above |
 | `CallbackList._in_begin_end_block_count` | 3; 3.12-3.15 | counts open begin/end pairs; the callback threads end with the last one |
 """
 
 from __future__ import annotations
 
-import copy
 import enum
 from typing import Any
 
@@ -29,14 +26,7 @@ class Need(enum.Enum):
 
     NOTHING = "nothing"  # the hook does nothing there
     PROGRESS = "progress"  # an occasional call
-    LOGS = "logs"  # a call at every batch, with the logs of all workers
-    SAVES = "saves"  # a call at every batch; the state where `saves_at` is True
-    STATE = "state"  # a call at every batch, with the state in the user's model
-
-    @property
-    def is_each_batch(self) -> bool:
-        """True if the callback must be called between any two batches."""
-        return self in (Need.LOGS, Need.SAVES, Need.STATE)
+    EACH_BATCH = "batches"  # a call between any two batches
 
 
 def _definer(callback: Any, hook: str) -> type | None:
@@ -67,19 +57,19 @@ def said_need(callback: Any) -> Need | None:
     said = getattr(callback, "nanotf_needs", None)
     if said is None:
         return None
-    known = [Need.PROGRESS.value, Need.LOGS.value, Need.STATE.value]
+    known = {"progress": Need.PROGRESS, "logs": Need.EACH_BATCH, "state": Need.EACH_BATCH}
     if said not in known:
         raise InvalidArgumentError(
             f"A callback's `nanotf_needs` must be one of {', '.join(map(repr, known))}. "
             f"Received: {type(callback).__name__}.nanotf_needs={said!r}."
         )
-    return Need(said)
+    return known[said]
 
 
 def need_at_batch(callback: Any, hook: str) -> Need:
     """Returns what a callback needs at a batch hook.
 
-    Keras's own code is known. Other code may do anything, so it gets the state.
+    Keras's own code is known. Other code may do anything.
 
     Args:
         callback: a Keras callback.
@@ -92,33 +82,16 @@ def need_at_batch(callback: Any, hook: str) -> Need:
     if said is not None:
         return said
     if definer.__module__.split(".")[0] != keras_module_name():
-        return Need.STATE
+        return Need.EACH_BATCH
     name = definer.__name__
     if name in ("ProgbarLogger", "History"):
         return Need.PROGRESS
     if name in ("ModelCheckpoint", "BackupAndRestore"):
-        if not isinstance(callback.save_freq, int):
-            return Need.NOTHING
-        return Need.SAVES if hook.endswith("_end") else Need.LOGS
+        return Need.EACH_BATCH if isinstance(callback.save_freq, int) else Need.NOTHING
     if name == "TensorBoard":
         acts = generation().tensorboard_acts_at_batches(callback)
-        return Need.LOGS if acts else Need.NOTHING
-    if name in ("TerminateOnNaN", "BaseLogger"):
-        return Need.LOGS
-    return Need.STATE
-
-
-def saves_at(callback: Any, batch: int) -> bool:
-    """Returns True if a callback with need `SAVES` will save at the end of a batch.
-
-    Args:
-        callback: `ModelCheckpoint` or `BackupAndRestore`; it is not changed.
-        batch: the index that its hook gets next.
-    """
-    # On a copy, since the method counts the batches of its calls.
-    if hasattr(callback, "_should_save_on_batch"):
-        return bool(copy.copy(callback)._should_save_on_batch(batch))
-    return bool(callback._batches_count + 1 >= callback.save_freq)
+        return Need.EACH_BATCH if acts else Need.NOTHING
+    return Need.EACH_BATCH
 
 
 def forget_open_evaluation(callback_list: Any) -> None:

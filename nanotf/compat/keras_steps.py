@@ -10,17 +10,17 @@ not hold the GIL).
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf.compat.generation import generation
+from nanotf.machine.own_threads import OwnThread
 
 
 def drop(held: list[Any]) -> None:
     """Empties a list that holds the last reference to an iterator, in a separate thread."""
     if any(iterator is not None for iterator in held):
-        threading.Thread(target=held.clear, name="nanotf-drop-iterator", daemon=True).start()
+        OwnThread(target=held.clear, name="nanotf-drop-iterator", daemon=True).start()
 
 
 def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

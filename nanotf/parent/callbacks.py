@@ -41,8 +41,6 @@ class ParentCallbacks:
     Attributes:
         events: frozenset of str, hooks that rank 0 must report.
         waits: frozenset of str, hooks at which all ranks must wait.
-        asks: frozenset of str, the batch hooks among `waits` that need the state in the user's
-            model every time. At epoch hooks the state is always there.
         look_at_model: bool, whether some callback may read or change the model. Keras's own
             progress bar reads the step count if the number of steps is unknown.
     """
@@ -80,14 +78,12 @@ class ParentCallbacks:
         ]
         self.look_at_model = bool(users) or steps is None
         needs = [
-            (hook, callback, keras_callbacks.need_at_batch(callback, hook))
+            (hook, keras_callbacks.need_at_batch(callback, hook))
             for hook in orders.BATCH_HOOKS
             for callback in self.list.callbacks
         ]
-        at_batches = {hook for hook, _, need in needs if need.is_each_batch}
-        progress = {hook for hook, _, need in needs if need is Need.PROGRESS}
-        self.asks = frozenset(hook for hook, _, need in needs if need is Need.STATE)
-        self._savers = [(hook, callback) for hook, callback, need in needs if need is Need.SAVES]
+        at_batches = {hook for hook, need in needs if need is Need.EACH_BATCH}
+        progress = {hook for hook, need in needs if need is Need.PROGRESS}
         elsewhere = self._hooks_of(users) - set(orders.BATCH_HOOKS)
         self.waits = elsewhere | at_batches | {"on_epoch_end", "on_train_end"}
         others = self._hooks_of(self.list.callbacks) - set(orders.BATCH_HOOKS)
@@ -104,14 +100,6 @@ class ParentCallbacks:
     def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:
         return frozenset(
             h for h in orders.HOOKS for c in callbacks if keras_callbacks.defines(c, h)
-        )
-
-    def needs_state(self, hook: str, index: int | None) -> bool:
-        """Returns True if a batch hook that needs the state only sometimes needs it now."""
-        return index is not None and any(
-            keras_callbacks.saves_at(callback, index)
-            for name, callback in self._savers
-            if name == hook
         )
 
     def call(self, hook: str, index: int | None, logs: Any) -> None:

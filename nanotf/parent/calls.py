@@ -283,21 +283,53 @@ class Call:
         self._waiting.clear()
         self._done.clear()
         while len(self._done) < self.size:
-            self._check_abandoned()
-            self.poll()
-            try:
-                rank, message = self.workers.receive(POLL_SECONDS)
-            except queue.Empty:
-                self.workers.check_progress({*self._waiting, *self._done}, self._reading)
-                self.on_idle(set(self._done))
-                continue
-            if isinstance(message, BaseException):
-                raise message
-            self.handle(rank, message)
+            self._hear()
+            if len(self._waiting) == self.size:
+                self._answer()
         self.workers.usable = True
         ended = [self._done[rank] for rank in range(self.size)]
         self.times = tuple(message.times for message in ended if message.times is not None)
         return [message.result for message in ended]
+
+    def _hear(self) -> None:
+        """Handles the next message of a worker, or of a thread of this process, if one comes."""
+        self._check_abandoned()
+        self.poll()
+        try:
+            rank, message = self.workers.receive(POLL_SECONDS)
+        except queue.Empty:
+            self.workers.check_progress({*self._waiting, *self._done}, self._reading)
+            self.on_idle(set(self._done))
+            return
+        if isinstance(message, BaseException):
+            raise message
+        self.handle(rank, message)
+
+    def _answer(self) -> None:
+        """Answers the hook that all ranks have reached."""
+        first = self._reached()
+        if self._is_over(first.hook):
+            self.workers.send(messages.Proceed(self.number, abandon=True))
+            self._waiting.clear()
+            return
+        with self.clock.hook(first.hook):
+            answer = self.reply(first)
+        self.poll()
+        self.workers.send(answer)
+        self._waiting.clear()
+        self.on_replied()
+
+    def _reached(self) -> messages.Waiting:
+        _check_same_hook(self._waiting)
+        return self._waiting[0]
+
+    def with_state(self) -> messages.Waiting:
+        """Makes the workers report the hook at which they wait again, with their state."""
+        self.workers.send(messages.Proceed(self.number, store=True))
+        self._waiting.clear()
+        while len(self._waiting) < self.size:
+            self._hear()
+        return self._reached()
 
     # -------------------------------------------------------------------------- messages
     def handle(self, rank: int, message: Any) -> None:
@@ -338,22 +370,7 @@ class Call:
         self.parts = message.parts
 
     def _on_waiting(self, rank: int, message: messages.Waiting) -> None:
-        """Answers a hook once all ranks have reached it."""
         self._waiting[rank] = message
-        if len(self._waiting) < self.size:
-            return
-        waiting = dict(self._waiting)
-        _check_same_hook(waiting)
-        if self._is_over(waiting[0].hook):
-            self.workers.send(messages.Proceed(self.number, abandon=True))
-            self._waiting.clear()
-            return
-        with self.clock.hook(waiting[0].hook):
-            answer = self.reply(waiting[0])
-        self.poll()
-        self.workers.send(answer)
-        self._waiting.clear()
-        self.on_replied()
 
     # By the class of a message: the name of the method that handles it. Subclasses add theirs.
     HANDLERS: ClassVar[Mapping[type, str]] = {

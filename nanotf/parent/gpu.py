@@ -8,11 +8,13 @@ user's model, as they do with workers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
 from nanotf.compat import keras_compiling, keras_models
+from nanotf.compat.eager_context import FirstUse
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
@@ -102,17 +104,12 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
     def hook_of(name: str) -> Any:
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
             index, logs = orders.index_and_logs(name, *arguments, **named)
-            with_state = name in (
-                "on_train_begin",
-                "on_epoch_begin",
-                "on_epoch_end",
-                "on_train_end",
-                *callbacks.asks,
-            ) or callbacks.needs_state(name, index)
-            if with_state:
-                model_copy.copy_state(theirs, ours)
-            callbacks.call(name, index, logs)
-            if with_state:
+            home = FirstUse(functools.partial(model_copy.copy_state, theirs, ours))
+            with home.awaited():
+                callbacks.call(name, index, logs)
+                if name not in orders.BATCH_HOOKS:
+                    home.note()
+            if home.has_acted:
                 model_copy.copy_state(ours, theirs)
             if model.stop_training:  # the user's callbacks set it on the user's model
                 replica.stop_training = True

@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from nanotf.compat import keras_callbacks, run_ahead
+from nanotf.compat.keras_callbacks import Need
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent.keras_call import KerasCall
 from nanotf.report import call_report
@@ -59,6 +60,6 @@ def fit(call: KerasCall, hint: str = "") -> Any:
 def _looks_at_steps(callback: Any) -> bool:
     """Returns True if a callback looks at each step. Keras's progress bar does not."""
     return any(
-        keras_callbacks.need_at_batch(callback, hook).is_each_batch
+        keras_callbacks.need_at_batch(callback, hook) is Need.EACH_BATCH
         for hook in orders.TRAIN_BATCH_HOOKS
     )

@@ -15,6 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from nanotf.machine.own_threads import OwnThread
 from nanotf.wire.channel import Channel, ChannelClosed
 
 END_SECONDS = 1.0  # limit for a thread to end once its channel is shut down; it takes a millisecond
@@ -75,7 +76,7 @@ class Outbox:
         self._ended = False
         # Nothing is put after the None that ends the thread, nor written before what is queued.
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = OwnThread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, parcel: Parcel) -> None:

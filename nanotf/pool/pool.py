@@ -35,6 +35,7 @@ from nanotf import collectives
 from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerError
+from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import backends, interrupts, stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS, greet
@@ -128,9 +129,7 @@ class Pool:
     def _start_threads_of(self, worker: Worker) -> None:
         """Starts the threads that read a worker's channel and write to it."""
         rank = worker.rank
-        reader = threading.Thread(
-            target=self._read, args=(worker,), name=f"nanotf-{rank}", daemon=True
-        )
+        reader = OwnThread(target=self._read, args=(worker,), name=f"nanotf-{rank}", daemon=True)
         reader.start()
         self._readers[rank] = reader
         self._outboxes[rank] = Outbox(

@@ -79,7 +79,6 @@ class FitOrder(ModelOrder):
     validation_steps: int | None  # the same
     validation_freq: Any  # int or list of int, as `fit` takes it
     shards: OptimizerShards | None  # None if each worker makes the whole update
-    asks: frozenset[str]  # the batch hooks at which workers store their state without a request
     metrics_layout: StateLayout  # of the variables in `keras_metrics.metric_state`
     metrics_block: int  # the number of the call's block that holds them
     pauses: bool  # whether the parent may ask for a pause

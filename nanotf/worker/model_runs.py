@@ -445,9 +445,7 @@ class FitRun(_ModelRun):
         return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
-        with_state = name in self.order.asks
-        if name not in orders.BATCH_HOOKS:
-            with_state = not self._is_stored(name)
+        with_state = name not in orders.BATCH_HOOKS and not self._is_stored(name)
         self._last_wait = name
         if name == "on_test_begin" and self.pause_vote is not None:
             logs = plain_logs(self._train_logs)  # for a checkpoint during validation
@@ -468,13 +466,13 @@ class FitRun(_ModelRun):
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
     ) -> messages.Proceed:
         order, rank = self.order, self.session.rank
-        attributes: tuple[dict[str, Any], ...] = ()
+        attributes = self._changed_attributes() if rank == 0 else ()
         seeds = None
         if with_state:
             self.turn += 1
             self.state.store_rank(self.turn, rank)
             if rank == 0:
-                attributes, seeds = self._changed_attributes(), generation().drawn_seeds()
+                seeds = generation().drawn_seeds()
         self.metrics.store_rank(orders.METRICS, rank)
         written: messages.Written = ()
         if self.session.says_written:

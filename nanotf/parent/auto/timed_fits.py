@@ -197,10 +197,13 @@ class TimedFit(fit_call.FitCall):
             raise OutOfTime(f"a trial with {self.size} processes was stopped")
 
     # A trial leaves the user's model as it is: no state comes back, and none is sent again.
+    def _note(self, first: messages.Waiting) -> None:
+        pass
+
     def _bring_home(self, first: messages.Waiting) -> None:
         pass
 
-    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+    def _changes(self, is_home: bool, may_reload: bool) -> messages.Proceed:
         return messages.Proceed(self.number)
 
     def reported(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import pickle
 from typing import Any
 
@@ -18,6 +19,7 @@ from nanotf.compat import (
     keras_optimizers,
     keras_runs,
 )
+from nanotf.compat.eager_context import FirstUse
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
@@ -266,7 +268,6 @@ class FitCall(ModelCall):
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             shards=self._shards(),
-            asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,
             pauses=self.checkpoints is not None,
@@ -323,29 +324,34 @@ class FitCall(ModelCall):
         """Calls the hook that all ranks have reached."""
         if first.hook == orders.PAUSE:
             return self._pause(first)
-        if not first.state and self.callbacks.needs_state(first.hook, first.index):
-            # They must report this hook again, with their state.
-            return messages.Proceed(self.number, store=True)
-        self._bring_home(first)
+        self._note(first)
+        home = FirstUse(functools.partial(self._bring_home, first))
+        is_end = first.hook == "on_train_end"
+        look = self.callbacks.look_at_model
+        if look or is_end:
+            self.metrics.load(orders.METRICS)
         logs = first.logs
-        if self._validates_here(first):
-            # As in Keras, an epoch whose validation raises is not recorded.
-            ended, self.sent.epoch_end = self.sent.epoch_end, None
-            logs = {**(logs or {}), **self._own_validation()}
-            self.sent.epoch_end = ended and dataclasses.replace(ended, logs=logs)
         if first.hook == "on_test_begin":
             self._begin_validation(logs)
             logs = None
         elif first.hook in orders.BATCH_HOOKS:
             logs = keras_metrics.all_logs(self.model, logs)
-        elif first.hook == "on_train_end" and logs is None and self.progress.last is not None:
+        elif is_end and logs is None and self.progress.last is not None:
             logs = self.progress.last.logs  # no epoch was left to run after a restart
-        self.callbacks.call(first.hook, first.index, logs)
+        with home.awaited() if look or is_end else contextlib.nullcontext():
+            if self._validates_here(first):
+                # As in Keras, an epoch whose validation raises is not recorded.
+                ended, self.sent.epoch_end = self.sent.epoch_end, None
+                logs = {**(logs or {}), **self._own_validation()}
+                self.sent.epoch_end = ended and dataclasses.replace(ended, logs=logs)
+            self.callbacks.call(first.hook, first.index, logs)
+            if is_end:
+                home.note()
         if first.hook == "on_epoch_begin":
             self._begin_epoch(first.index)
         self._tell_data(first.hook, first.index)
-        answer = self._changes(first)
-        self.progress.has_ended = first.hook == "on_train_end"
+        answer = self._changes(home.has_acted, may_reload=look and not is_end)
+        self.progress.has_ended = is_end
         if first.hook == "on_epoch_end" and first.index is not None and self._keeps_moments():
             self.progress.last = Moment(
                 first.index + 1, 0, self.state.snapshot(self.sent.turn), logs=logs
@@ -360,28 +366,29 @@ class FitCall(ModelCall):
         if self.checkpoints is not None and self.checkpoints.is_due:
             self.checkpoints.write()
 
+    def _note(self, first: messages.Waiting) -> None:
+        """Notes what the workers have stored, and what has changed there beside their variables."""
+        if first.attributes:
+            keras_models.set_plain_attributes(self.model, first.attributes)
+            self.sent.attributes = pickle.dumps(keras_models.plain_attributes(self.model))
+        if not first.state:
+            return
+        if first.hook == "on_epoch_end":
+            recorded = self.callbacks.recorded()
+            self.sent.epoch_end = Unrecorded(
+                self.sent.turn + 1, first.index, first.logs or {}, recorded
+            )
+        self.sent.turn += 1  # from here on the epoch is complete, see `fail`
+        if first.seeds is not None:
+            generation().restore_seeds(first.seeds)
+            self.sent.seeds = first.seeds
+
     def _bring_home(self, first: messages.Waiting) -> None:
-        """Gives the user's model the state that a hook needs."""
-        look = self.callbacks.look_at_model
-        at_end = first.hook == "on_train_end"
-        if first.state:
-            if first.hook == "on_epoch_end":
-                recorded = self.callbacks.recorded()
-                self.sent.epoch_end = Unrecorded(
-                    self.sent.turn + 1, first.index, first.logs or {}, recorded
-                )
-            self.sent.turn += 1  # from here on the epoch is complete, see `fail`
-            if first.attributes:
-                keras_models.set_plain_attributes(self.model, first.attributes)
-                self.sent.attributes = pickle.dumps(keras_models.plain_attributes(self.model))
-            if first.seeds is not None:
-                generation().restore_seeds(first.seeds)
-                self.sent.seeds = first.seeds
-        if at_end or (first.state and look):
-            self.state.load(self.sent.turn)
-            self.sent.loaded = self.sent.turn
-        if look or at_end:
-            self.metrics.load(orders.METRICS)
+        """Gives the user's model the workers' state, which they store at batches only for this."""
+        if not first.state and first.hook in orders.BATCH_HOOKS:
+            self._note(self.with_state())
+        self.state.load(self.sent.turn)
+        self.sent.loaded = self.sent.turn
 
     def _validates_here(self, first: messages.Waiting) -> bool:
         """Returns True if this process validates the epoch that has ended."""
@@ -398,12 +405,17 @@ class FitCall(ModelCall):
             logs = keras_runs.validate(self.model, data, batch_size, steps, callbacks)
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _changes(self, first: messages.Waiting) -> messages.Proceed:
-        """Returns the callbacks' changes, which the workers then apply."""
-        reload = reload_metrics = False
+    def _changes(self, is_home: bool, may_reload: bool) -> messages.Proceed:
+        """Returns the callbacks' changes, which the workers then apply.
+
+        Args:
+            is_home: whether the user's model has had the workers' state.
+            may_reload: whether the workers need new values of variables.
+        """
+        reload = reload_metrics = has_drawn = False
         written: messages.Written = ()
         attributes: tuple[dict[str, Any], ...] = ()
-        if first.state and self.callbacks.look_at_model:
+        if is_home and may_reload:
             reload = self.state.differs(self.sent.turn)
             if reload:
                 self.state.store(self.sent.turn)
@@ -418,14 +430,15 @@ class FitCall(ModelCall):
             pickled = pickle.dumps(found)
             if pickled != self.sent.attributes:
                 self.sent.attributes, attributes = pickled, found
-        seeds = generation().drawn_seeds()
-        has_drawn = not np.array_equal(seeds, self.sent.seeds)
-        self.sent.seeds = seeds
+        if is_home:
+            seeds = generation().drawn_seeds()
+            has_drawn = not np.array_equal(seeds, self.sent.seeds)
+            self.sent.seeds = seeds
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
             attributes=attributes,
-            seeds=seeds if has_drawn else None,
+            seeds=self.sent.seeds if has_drawn else None,
             reload=reload,
             reload_metrics=reload_metrics,
             written=written,

@@ -6,12 +6,12 @@ import collections
 import contextlib
 import contextvars
 import copy
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from nanotf.errors import NanoError, WorkerError
+from nanotf.machine.own_threads import OwnThread
 from nanotf.parent.map.item_run import ItemRun
 from nanotf.parent.map.item_task import Outcome
 from nanotf.pool import interrupts
@@ -41,7 +41,7 @@ class Results(Iterator[Any]):
         # A daemon, and no finalizer at exit: the process does not wait for results that nobody
         # reads, and `warm` ends the workers.
         context = contextvars.copy_context()
-        self._thread = threading.Thread(
+        self._thread = OwnThread(
             target=context.run, args=(run.run,), name="nanotf-map", daemon=True
         )
         self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads

@@ -30,6 +30,7 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, ReaderDied, WorkerDied
 from nanotf.machine import topology
+from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import interrupts, stalls
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.pool import Delivery
@@ -120,7 +121,7 @@ class BatchReaders:
         self._seats = [_Seat() for _ in placements]
         plan = topology.Plan(tuple(placements))
         context = contextvars.copy_context()
-        self._thread = threading.Thread(
+        self._thread = OwnThread(
             target=context.run, args=(self._run, plan), name="nanotf-readers", daemon=True
         )
         self._thread.start()

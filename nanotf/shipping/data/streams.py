@@ -45,6 +45,7 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
+from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import interrupts
 from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.shipping.data.inputs import (
@@ -419,7 +420,7 @@ class StreamWriter:
         # Made here: the main thread must make some data.
         self._evaluations = None if trains else data.evaluations()
         self._waits_since: float | None = None  # for the workers; None while it reads
-        self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
+        self._thread = OwnThread(target=self._run, name=f"nanotf-stream-{stream}")
         self._thread.daemon = True  # the user's code may never return
         self._thread.start()
 

@@ -1,0 +1,9 @@
+"""Threads of nanotf, apart from a user's."""
+
+from __future__ import annotations
+
+import threading
+
+
+class OwnThread(threading.Thread):
+    """A thread that nanotf starts in the user's process: what it does is no doing of the user's."""
