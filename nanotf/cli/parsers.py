@@ -63,5 +63,5 @@ def whole_number(text: str) -> int:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option `--json` to a command."""
     parser.add_argument(
-        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
+        "--json", action="store_true", help="print the same as JSON, and nothing else"
     )

@@ -59,7 +59,8 @@ def _add_models(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--unpacked",
         action="store_true",
-        help="MODEL is a folder in which a model.tar.gz was unpacked, such as /opt/ml/model",
+        help="MODEL is a folder in which a model.tar.gz was unpacked, such as /opt/ml/model: it "
+        "may hold several models, and all versions are served",
     )
     serve.add_argument(
         "--poll",
@@ -98,12 +99,15 @@ def _add_workers(serve: argparse.ArgumentParser) -> None:
         "--cores-per-process",
     )
     serve.add_argument(
-        "--cores-per-process", type=int, metavar="N", help="of each worker; default equal shares"
+        "--cores-per-process",
+        type=int,
+        metavar="N",
+        help="cores of each worker; default equal shares",
     )
     serve.add_argument(
         "--engine",
-        help="compute with this engine, such as openvino; default that of the program, or "
-        "tensorflow. `nanotf optimize` compares them",
+        help="compute with this engine: tensorflow, frozen, xla, openvino, onnxruntime or litert; "
+        "default that of the program, or tensorflow. `nanotf optimize` compares them",
     )
     serve.add_argument(
         "--install-requirements",
@@ -114,13 +118,16 @@ def _add_workers(serve: argparse.ArgumentParser) -> None:
 
 def _add_limits(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
-        "--max-batch", type=int, metavar="ROWS", help="rows computed at once; default 32"
+        "--max-batch",
+        type=int,
+        metavar="ROWS",
+        help="rows that a worker computes at once; default 32",
     )
     serve.add_argument(
         "--max-latency",
         type=float,
         metavar="MS",
-        help="refuse requests that would wait longer, and keep batches short enough; default none",
+        help="refuse requests that would wait longer, and keep batches to half of it; default none",
     )
     serve.add_argument(
         "--queue",
@@ -133,10 +140,13 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         type=int,
         default=1024,
         metavar="MIB",
-        help="memory of the requests that wait; default %(default)s",
+        help="memory of the bodies that wait; default %(default)s",
     )
     serve.add_argument(
-        "--max-body", type=int, metavar="MIB", help="the largest body of a request; default 100"
+        "--max-body",
+        type=int,
+        metavar="MIB",
+        help="the largest body of a request, also once it is inflated; default 100",
     )
     serve.add_argument(
         "--timeout",
@@ -149,7 +159,7 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         type=int,
         default=429,
         choices=(429, 503),
-        help="what a client gets that is refused; default %(default)s",
+        help="the status of a request that is refused; default %(default)s",
     )
 
 
@@ -158,7 +168,7 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         "--start-timeout",
         type=float,
         metavar="SECONDS",
-        help="end if no version can be served by then; default 300",
+        help="end with code 2 if no version can be served by then; default 300",
     )
     serve.add_argument(
         "--load-timeout",
@@ -175,9 +185,14 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         help="after SIGTERM, still take requests for this time, while /ping says that the server "
         "ends; default %(default)g",
     )
-    serve.add_argument("--access-log", action="store_true", help="write a line for each request")
     serve.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="of the access log"
+        "--access-log", action="store_true", help="write a line for each answer to stderr"
+    )
+    serve.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="of the access log; default %(default)s",
     )
 
 

@@ -46,8 +46,8 @@ def _add_job_options(train: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=SOURCE[,KEY=VALUE...]",
         help="data, as SM_CHANNEL_NAME: a path, file://, s3://, gs://. Keys: mode=File|FastFile|"
-        "Pipe, content-type; with mode=Pipe also shuffle=SEED, compression=Gzip, "
-        "record-wrapping=RecordIO",
+        "Pipe, content-type, distribution=FullyReplicated|ShardedByS3Key; with mode=Pipe also "
+        "shuffle=SEED, compression=Gzip, record-wrapping=RecordIO",
     )
     train.add_argument(
         "-p",

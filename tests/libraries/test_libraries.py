@@ -1,7 +1,7 @@
 """Programs on top of libraries: each prints the same numbers alone and under `nanotf run -n 2`.
 
-`make test-libraries` installs the libraries and runs them. The page docs/reference/libraries.md has
-a row for each. `pytest -s` prints the rows: the difference, what was divided, and the seconds.
+`make test-libraries` installs the libraries and runs them. The page docs/reference/libraries.md
+names each. `pytest -s` prints a row for each: the difference, what was divided, and the seconds.
 """
 
 from __future__ import annotations

@@ -75,30 +75,37 @@ def test_table_of_variables_is_complete() -> None:
     assert listed == _read_variables()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("doctor", "run", "compare", "env", "tune", "train", "serve", "optimize"),
-        *("jobs list", "jobs logs", "jobs wait"),
-    ],
-)
-def test_options_of_the_command_line_are_listed(
-    command: str, capsys: pytest.CaptureFixture[str]
+def test_help_of_every_command_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    _, _, options = capsys.readouterr().out.partition("options:\n")
-    options = options.partition("\n\n")[0]
-    given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", re.sub(r"`.*?`", "", options)))
-    heading = f"## nanotf {command.split()[0]}\n"
-    _, _, section = (REFERENCE / "command-line.md").read_text().partition(heading)
-    if command == "env":  # also lists the variables of nanotf-init
-        section = section.partition("## nanotf tune")[0]
-    else:
-        section = section.partition("\n## ")[0]
-    listed = {word for name in names_in_first_column(section) for word in name.split()}
-    missing = {option for option in given if option not in listed} - {"-h", "--help"}
-    assert missing == set()
+    """The site's page has the options of each command and action in the command's section."""
+    hook = runpy.run_path(str(ROOT / "tools/command_help.py"))
+    page = hook["on_page_markdown"]((REFERENCE / "command-line.md").read_text())
+    monkeypatch.setenv("COLUMNS", str(hook["WIDTH"] + 2))
+
+    def help_of(command: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        return capsys.readouterr().out.strip()
+
+    def parts_of(text: str, title: str) -> list[str]:
+        return re.findall(r"^    (\w+)", text.partition(f"{title}:\n")[2], re.MULTILINE)
+
+    commands = parts_of(help_of(""), "commands")
+    assert len(commands) > 9
+    for command in commands:
+        section = page.partition(f"\n## nanotf {command}\n")[2].partition("\n## ")[0]
+        text = help_of(command)
+        assert text in section
+        actions = parts_of(text, "actions")
+        assert [action for action in actions if help_of(f"{command} {action}") not in section] == []
+        assert bool(actions) == (command in ("jobs", "endpoints"))
+
+
+def test_pages_show_the_help_of_existing_commands() -> None:
+    hook = runpy.run_path(str(ROOT / "tools/command_help.py"))
+    with pytest.raises(ValueError, match="nanotf jbos --help"):
+        hook["on_page_markdown"]("$ nanotf jbos --help\n")
 
 
 def test_kubernetes_example_ends_after_its_server(capsys: pytest.CaptureFixture[str]) -> None:

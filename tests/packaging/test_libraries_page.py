@@ -1,4 +1,4 @@
-"""The page "Works with" has a row for each program in tests/libraries, and no other."""
+"""The page "Works with" names each program in tests/libraries, and no other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ REPOSITORY = pathlib.Path(__file__).parent.parent.parent
 LIBRARIES = REPOSITORY / "tests" / "libraries"
 
 
-def test_each_program_is_run_and_has_a_row() -> None:
+def test_each_program_is_run_and_named() -> None:
     programs = {path.stem for path in (LIBRARIES / "programs").glob("*.py")}
     page = (REPOSITORY / "docs" / "reference" / "libraries.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ")]
-    assert sorted(re.findall(r"\(`(\w+)`\)", "\n".join(rows))) == sorted(programs)
+    assert sorted(re.findall(r"\(`(\w+)`\)", page)) == sorted(programs)
     run = re.findall(r'^    "(\w+)": Program', (LIBRARIES / "test_libraries.py").read_text(), re.M)
     assert sorted(run) == sorted(programs)
