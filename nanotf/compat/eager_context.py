@@ -280,7 +280,7 @@ class FirstUse:
             BaseException: That of `act`, even if the code in this context has caught it.
         """
         here = context.context()
-        kind = type(here)
+        kind: type = type(here)
         watched: Any = _watched(kind)
         here._nanotf_first_use = self
         here.__class__ = watched

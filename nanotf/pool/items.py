@@ -22,8 +22,8 @@ import psutil
 from nanotf.compat.process_state import ProcessState
 from nanotf.errors import WorkerDied
 from nanotf.machine import topology
+from nanotf.pool import handshake
 from nanotf.pool.handles import Worker
-from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Parcel
 from nanotf.pool.pool import Gone, Pool
@@ -247,7 +247,7 @@ class ItemPool(Pool):
     def settle(self) -> None:
         """Waits for the workers that start; the next call then finds all of them."""
         for thread in self._starting.values():
-            thread.join(START_SECONDS)
+            thread.join(handshake.START_SECONDS)
         self._starting.clear()
         while not self._inbox.empty():  # late events would reach the next call
             self._inbox.get()

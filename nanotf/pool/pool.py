@@ -36,9 +36,9 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerError
 from nanotf.machine.own_threads import OwnThread
-from nanotf.pool import backends, interrupts, stalls
+from nanotf.pool import backends, handshake, interrupts, stalls
 from nanotf.pool.handles import Worker
-from nanotf.pool.handshake import START_SECONDS, greet
+from nanotf.pool.handshake import greet
 from nanotf.pool.hosts.remote import taken_over
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
@@ -168,7 +168,7 @@ class Pool:
         Args:
             state: this process's when they were started.
         """
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + handshake.START_SECONDS
         for worker in workers:
             greet(worker, self._key, deadline)
         self._set_up(workers, state, deadline)
@@ -192,7 +192,7 @@ class Pool:
                 elif worker.process.poll() is not None:  # a fork may hold its channel open
                     raise worker.died(doing)
             if time.monotonic() > deadline:
-                raise not_finished(missing, doing, START_SECONDS)
+                raise not_finished(missing, doing, handshake.START_SECONDS)
         return [found[worker.rank] for worker in workers]
 
     def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
@@ -201,7 +201,7 @@ class Pool:
         except ChannelClosed as error:
             raise worker.died(doing) from error
         except BlockingIOError as error:  # the limit that `greet` has set
-            raise not_finished([worker], doing, START_SECONDS) from error
+            raise not_finished([worker], doing, handshake.START_SECONDS) from error
         if isinstance(message, messages.SetupFailed):
             text = f"{worker.title} {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
@@ -226,7 +226,7 @@ class Pool:
             try:
                 self._send_setup(worker, setup)
             except BlockingIOError as error:
-                raise not_finished([worker], "starting", START_SECONDS) from error
+                raise not_finished([worker], "starting", handshake.START_SECONDS) from error
         self._expect(workers, messages.Ready, "importing TensorFlow", deadline)
         for worker in workers:
             worker.channel.limit(0)  # a call may take any time

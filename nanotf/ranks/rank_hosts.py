@@ -24,8 +24,8 @@ from typing import Any
 from nanotf.collectives.spec import HostsSpec
 from nanotf.errors import WorkerDied
 from nanotf.machine import neighbours
+from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.hosts import agent_messages, leaders
-from nanotf.pool.hosts.crew import START_SECONDS
 from nanotf.pool.hosts.members import Hosts, Member
 from nanotf.pool.hosts.remote import Said
 from nanotf.pool.stalls import stall_seconds

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerError, WorkerStuck
-from nanotf.pool import local, pool, stalls, warm
+from nanotf.pool import handshake, local, stalls, warm
 from nanotf.pool.pool import Pool
 
 pytestmark = pytest.mark.own_pool
@@ -205,7 +205,7 @@ def test_sending_to_a_worker_that_does_not_read_times_out(
 
         monkeypatch.setattr(local.LocalCrew, "start", start_and_stop)
         text = r"Workers \[0\] did not finish starting within 1 s. A signal .* has stopped \[0\]"
-        monkeypatch.setattr(pool, "START_SECONDS", 1.0)
+        monkeypatch.setattr(handshake, "START_SECONDS", 1.0)
         with pytest.raises(WorkerError, match=text):
             small_cnn().fit(x, y, **FIT)
     else:

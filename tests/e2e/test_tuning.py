@@ -26,7 +26,7 @@ from nanotf.parent.auto.choice import decide
 from nanotf.parent.auto.timed_fits import Measured
 from nanotf.parent.resume import resumption
 from nanotf.parent.where import Where
-from nanotf.pool import pool, warm
+from nanotf.pool import handshake, warm
 
 pytestmark = pytest.mark.own_pool
 L = tf.keras.layers
@@ -688,7 +688,7 @@ def test_a_start_that_takes_too_long_is_not_waited_for(
 def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pool, "START_SECONDS", 0.0)
+    monkeypatch.setattr(handshake, "START_SECONDS", 0.0)
     _allow(monkeypatch)
     nanotf.shutdown()
     x, y = digits(80)

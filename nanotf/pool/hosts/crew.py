@@ -11,6 +11,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.machine import neighbours
 from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
+from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.hosts import agent_messages, leaders
 from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
 from nanotf.pool.hosts.members import Hosts, Member
@@ -19,7 +20,6 @@ from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import HostsPlan
 from nanotf.wire import timing
 
-START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 CLOCK_LOOKS = 5  # the fastest of this many answers tells a host's time most precisely
 # A host's own group waits longer than hosts wait for each other, see `HostsSpec`.
 MARGIN_SECONDS = 10.0
