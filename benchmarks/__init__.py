@@ -5,6 +5,8 @@ Every contestant uses the same data, batch size, optimizer and model:
 - `plain`: Keras `fit` in one process on all cores of the plan, with the caller's environment.
 - `ideal`: N processes, pinned and set up like nanotf's workers, each with its share of the batch
   and no communication: the upper bound for any exchange of gradients.
+- `plain_16`: `plain`, compiled with `steps_per_execution=16`.
+- `one`: nanotf, `fit()` without workers, on the cores of `plain`.
 - `shm`, `grpc`: nanotf, `fit(num_processes=N, transport=...)`.
 - `auto`: nanotf, `fit(num_processes="auto")`, with workers already started. A block takes less
   time than starting them, so "auto" would otherwise always choose one process.

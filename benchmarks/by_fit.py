@@ -6,17 +6,25 @@ import dataclasses
 import os
 import tempfile
 import time
+from typing import Any
 
 from benchmarks.clock import Processor, make_clock, own_processor
 from benchmarks.models import Model, share
+
+# What a role's suffix changes in a model.
+_SUFFIXES: dict[str, dict[str, Any]] = {
+    "": {},
+    "bf16": {"precision": "mixed_bfloat16"},
+    "16": {"steps_per_execution": 16},
+}
 
 
 class ByFit:
     """A contestant that calls `fit`.
 
     Args:
-        role: str, "plain", "ideal", "shm", "grpc" or "auto"; with the suffix "_bf16", in
-            mixed_bfloat16. "auto" is nanotf with `num_processes="auto"`, and with workers
+        role: str, "plain", "ideal", "one", "shm", "grpc" or "auto"; with the suffix "_bf16", in
+            mixed_bfloat16; with "_16", compiled with that many `steps_per_execution`. "auto" is nanotf with `num_processes="auto"`, and with workers
             already started, since a block takes less time than starting them.
         spec: `Model`.
         rank, size: int, of this process among the processes of "ideal"; for nanotf, `size` is the
@@ -27,17 +35,18 @@ class ByFit:
         import tensorflow as tf
 
         self.keras = tf.keras
-        role, _, bf16 = role.partition("_")
-        self.precision = "mixed_bfloat16" if bf16 else "float32"
+        role, _, suffix = role.partition("_")
+        self.changes = _SUFFIXES[suffix]
         self.role = role
         self.rank = rank
         self.model_class = tf.keras.Model
         self.extra: dict = {}  # type: ignore[type-arg]
-        if role in ("shm", "grpc", "auto"):
+        if role in ("one", "shm", "grpc", "auto"):
             from nanotf.keras import Model as NanoModel
 
             os.environ["NANOTF_IDLE_SECONDS"] = "86400"  # the other contestants' blocks take long
             self.model_class = NanoModel
+        if role in ("shm", "grpc", "auto"):
             self.extra = {"transport": "grpc" if role == "grpc" else "shm"}
         if role == "auto":
             self._cache = tempfile.TemporaryDirectory(prefix="nanotf-benchmark-")
@@ -52,7 +61,7 @@ class ByFit:
         if self.extra:
             self.extra["num_processes"] = "auto" if self.role == "auto" else size
         self.size = size
-        self.spec = dataclasses.replace(spec, precision=self.precision)
+        self.spec = dataclasses.replace(spec, **self.changes)
         self.batch_size = self.spec.batch_size
         if self.role == "ideal":
             self.batch_size = share(self.batch_size, self.rank, size)

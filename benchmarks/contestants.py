@@ -21,10 +21,21 @@ from benchmarks.apart import ROOT
 from nanotf.machine import environment
 
 # One process each; nanotf and the peer start their own workers.
-ALONE = ("plain", "shm", "auto", "grpc", "peer", "plain_bf16", "shm_bf16")
+ALONE = ("plain", "plain_16", "one", "shm", "auto", "grpc", "peer", "plain_bf16", "shm_bf16")
 TOGETHER = ("ideal", "stock")  # N processes, started by the driver
 # In the order of a round; the peer is optional.
-CONTESTANTS = ("plain", "ideal", "shm", "auto", "grpc", "stock", "plain_bf16", "shm_bf16")
+CONTESTANTS = (
+    "plain",
+    "plain_16",
+    "ideal",
+    "one",
+    "shm",
+    "auto",
+    "grpc",
+    "stock",
+    "plain_bf16",
+    "shm_bf16",
+)
 HEAD_START = 0.05  # seconds between a command and the agreed start, for pipes and wake-ups
 DEADLINE = 600.0  # seconds for one command
 
@@ -217,7 +228,8 @@ def _places(name: str, plan: Any) -> list[tuple[int, dict[str, str], tuple[int, 
     base["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     if name in ALONE:
         # Plain Keras gets the cores that the workers share; nanotf pins its workers itself.
-        return [(0, base, plan.cores() if name.startswith("plain") else ())]
+        cores = plan.cores() if name == "one" or name.startswith("plain") else ()
+        return [(0, base, cores)]
     made = []
     cluster = _free_addresses(len(plan.placements)) if name == "stock" else []
     for placement in plan.placements:

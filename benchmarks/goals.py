@@ -32,6 +32,8 @@ RATIOS = {
         "worker's / ideal's processor", ("ideal", "processor"), ("shm", "processor")
     ),
     "epochs": Ratio("epochs / plain epochs", ("shm", "epochs"), ("plain", "epochs")),
+    "plain_16": Ratio("16 at once / plain epochs", ("plain_16", "epochs"), ("plain", "epochs")),
+    "one": Ratio("one process / plain epochs", ("one", "epochs"), ("plain", "epochs")),
     "epochs_to_steps": Ratio("epochs / plain steps", ("shm", "epochs"), ("plain", "steps")),
     "auto": Ratio("auto's epochs / plain epochs", ("auto", "epochs"), ("plain", "epochs")),
     "steps": Ratio("steps / plain steps", ("shm", "steps"), ("plain", "steps")),
@@ -129,6 +131,7 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
     ideal, ideal_where = worst(lambda m: ratio(m, "ideal"), min)
     dear, dear_where = worst(lambda m: ratio(m, "processor"), max)
     strict, strict_where = worst(lambda m: ratio(m, "epochs_to_steps"), min)
+    one, one_where = worst(lambda m: ratio(m, "one"), min)
     auto, auto_where = worst(lambda m: ratio(m, "auto"), min)
     first, first_where = worst(waited, max)
     boundary, boundary_where = worst(lambda m: of_blocks(m, "shm", "boundary"), max)
@@ -156,6 +159,8 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
             strict,
             where=strict_where,
         ),
+        Goal("one process: epochs against plain Keras's, geometric mean", 1.15, True, mean("one")),
+        Goal("one process: the same, worst model", 0.99, True, one, where=one_where),
         Goal('"auto" against plain Keras, epochs, worst model', 0.97, True, auto, where=auto_where),
         Goal("steps against stock gRPC, geometric mean", 2.0, True, mean("stock")),
         Goal("warm pool: the first batch begins after", 0.5, False, first, "s", first_where),

@@ -26,6 +26,7 @@ class Model:
         tokens: bool, whether samples are integers below `scale`.
         optimizer: str, one of `OPTIMIZERS`.
         precision: str, the name of Keras's dtype policy.
+        steps_per_execution: int, for `compile`.
         sparse: bool, whether "adam" is nanotf's `SparseAdam`, or the peer's.
     """
 
@@ -38,6 +39,7 @@ class Model:
     tokens: bool = False
     optimizer: str = "adam"
     precision: str = "float32"
+    steps_per_execution: int = 1
     sparse: bool = False
 
     @property
@@ -67,7 +69,12 @@ class Model:
         inputs, outputs = self._built(keras)
         model = model_class(inputs=inputs, outputs=outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=self.made_optimizer(keras), loss=loss, metrics=["accuracy"])
+        model.compile(
+            optimizer=self.made_optimizer(keras),
+            loss=loss,
+            metrics=["accuracy"],
+            steps_per_execution=self.steps_per_execution,
+        )
         return model
 
     def _built(self, keras: Any) -> Any:

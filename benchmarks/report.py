@@ -10,7 +10,9 @@ from benchmarks.ratios import Maybe
 
 TITLES = {
     "plain": "plain",
+    "plain_16": "plain, 16 at once",
     "ideal": "ideal",
+    "one": "nanotf, one process",
     "shm": "nanotf shm",
     "auto": "nanotf auto",
     "grpc": "nanotf grpc",
@@ -56,7 +58,7 @@ def render(result: Mapping[str, Any]) -> str:
             "Processor time of a step, ms per process that computes it\n"
             + _times(models, [n for n in names if n != "peer"], "processor", 1e3),
             "Epoch boundary, ms\n"
-            + _times(models, _with(names, "plain shm auto grpc"), "boundary", 1e3),
+            + _times(models, _with(names, "plain plain_16 one shm auto grpc"), "boundary", 1e3),
             "First batch on a warm start: call to end of the first step, s\n"
             + _times(models, _with(names, "plain ideal shm grpc"), "first_batch", 1.0),
             "First batch on a cold start: import, build, call to end of the first step, s\n"

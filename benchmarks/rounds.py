@@ -18,6 +18,8 @@ MIN_STEPS = 6
 MAX_DATA_BYTES = 512 << 20  # of one contestant's copy of an epoch
 SAME_EPOCHS = (
     "plain",
+    "plain_16",
+    "one",
     "shm",
     "auto",
     "peer",
