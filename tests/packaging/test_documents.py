@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -21,15 +22,8 @@ from nanotf.cli import main
 
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
-# Without the pages' Python names, which take most of the time; `make docs` builds all, strictly.
-SITE = """
-import sys
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
-build(load_config("mkdocs.yml", site_dir=sys.argv[1], plugins=["search"], strict=False))
-"""
 # The site's search, as it runs in a browser's worker: prints the first page found for each question.
+# Fails where it warns: about a question, or about a word of a heading, that it cannot look up.
 SEARCH = """
 const [site, ...questions] = process.argv.slice(1);
 const fs = require("fs");
@@ -38,11 +32,14 @@ let handle, answer;
 globalThis.self = globalThis;
 globalThis.addEventListener = (kind, handler) => { handle = handler; };
 globalThis.postMessage = (message) => { answer = message; };
+console.warn = (...texts) => { console.error(...texts); process.exitCode = 1; };
 const [script] = fs.readdirSync(scripts).filter((name) => /^search.*\\.js$/.test(name));
 require("vm").runInThisContext(fs.readFileSync(scripts + script, "utf8"));
 (async () => {
   const index = JSON.parse(fs.readFileSync(site + "/search/search_index.json", "utf8"));
   await handle({ data: { type: 0, data: { ...index, options: {} } } });
+  const words = index.docs.flatMap((entry) => entry.title.toLowerCase().match(/[a-z]{3,}/g) || []);
+  for (const word of new Set(words)) await handle({ data: { type: 2, data: word } });
   for (const question of questions) {
     await handle({ data: { type: 2, data: question } });
     console.log(answer.data.items[0][0].location.split("#")[0]);
@@ -215,9 +212,10 @@ def test_outputs_of_a_notebook_are_of_its_cells(path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
     folder = tmp_path_factory.mktemp("site")
-    run(sys.executable, "-c", SITE, folder, cwd=ROOT)
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "true"}
+    run(sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", folder, cwd=ROOT, env=quiet)
     return folder
 
 
