@@ -22,8 +22,8 @@ from nanotf.cli import main
 
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
-# The site's search, as it runs in a browser's worker: prints the first page found for each question.
-# Fails where it warns: about a question, or about a word of a heading, that it cannot look up.
+# The site's search, as a browser's worker runs it: prints the first page found for each question.
+# Fails where the search warns: of a question, or a word of a heading, that it cannot look up.
 SEARCH = """
 const [site, ...questions] = process.argv.slice(1);
 const fs = require("fs");
