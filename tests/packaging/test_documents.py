@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import pathlib
 import re
 import runpy
+import shutil
 import sys
 
 import pytest
@@ -20,14 +22,43 @@ from nanotf.cli import main
 
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
-# Without the pages' Python names, which take most of the time; `make docs` builds all, strictly.
-SITE = """
-import sys
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
-build(load_config("mkdocs.yml", site_dir=sys.argv[1], plugins=["search"], strict=False))
+# The site's search, as a browser's worker runs it: prints the first page found for each question.
+# Fails where the search warns: of a question, or a word of a heading, that it cannot look up.
+SEARCH = """
+const [site, ...questions] = process.argv.slice(1);
+const fs = require("fs");
+const scripts = site + "/assets/javascripts/workers/";
+let handle, answer;
+globalThis.self = globalThis;
+globalThis.addEventListener = (kind, handler) => { handle = handler; };
+globalThis.postMessage = (message) => { answer = message; };
+console.warn = (...texts) => { console.error(...texts); process.exitCode = 1; };
+const [script] = fs.readdirSync(scripts).filter((name) => /^search.*\\.js$/.test(name));
+require("vm").runInThisContext(fs.readFileSync(scripts + script, "utf8"));
+(async () => {
+  const index = JSON.parse(fs.readFileSync(site + "/search/search_index.json", "utf8"));
+  await handle({ data: { type: 0, data: { ...index, options: {} } } });
+  const words = index.docs.flatMap((entry) => entry.title.toLowerCase().match(/[a-z]{3,}/g) || []);
+  for (const word of new Set(words)) await handle({ data: { type: 2, data: word } });
+  for (const question of questions) {
+    await handle({ data: { type: 2, data: question } });
+    console.log(answer.data.items[0][0].location.split("#")[0]);
+  }
+})();
 """
+# What users ask, and the page that answers it.
+QUESTIONS = {
+    "resume after a crash": "how-to/resume/",
+    "out of memory in /dev/shm": "how-to/troubleshooting/",
+    "mlflow": "how-to/trackers/",
+    "which version of Keras": "reference/support/",
+    "serve": "how-to/serve/",
+    "horovod": "migration/horovod/",
+    "nan loss": "how-to/troubleshooting/",
+    "how many workers": "how-to/tune/",
+    "pytest": "how-to/testing/",
+    "docker": "how-to/containers/",
+}
 # Names of modules, and a version: they have separate pages, or none.
 NO_ENTRY = {"__version__", "data", "errors", "estimator", "inference", "keras", "optimizers"}
 NO_ENTRY |= {"layers", "smp", "hvd", "elastic"}
@@ -186,17 +217,28 @@ def test_outputs_of_a_notebook_are_of_its_cells(path: pathlib.Path) -> None:
     assert [cell["execution_count"] for cell in code] == [None] * len(code)
 
 
-def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "true"}
+    run(sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", folder, cwd=ROOT, env=quiet)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the site's search is JavaScript")
+def test_the_search_of_the_site_finds_the_right_page_first(site: pathlib.Path) -> None:
+    found = run("node", "-e", SEARCH, site, *QUESTIONS, cwd=ROOT).splitlines()
+    assert dict(zip(QUESTIONS, found, strict=True)) == QUESTIONS
+
+
+def test_the_site_has_a_page_for_each_notebook(site: pathlib.Path) -> None:
     """Links of other pages to the file lead to that page."""
-    pytest.importorskip("mkdocs")
-    run(sys.executable, "-c", SITE, tmp_path, cwd=ROOT)
-    linked = (tmp_path / "notebooks/index.html").read_text()
+    linked = (site / "notebooks/index.html").read_text()
     for path in NOTEBOOKS:
-        assert (
-            "Download this notebook" in (tmp_path / f"notebooks/{path.stem}/index.html").read_text()
-        )
+        assert "Download this notebook" in (site / f"notebooks/{path.stem}/index.html").read_text()
         assert f'href="{path.stem}/"' in linked
-    shown = (tmp_path / "notebooks/where_the_time_goes/index.html").read_text()
+    shown = (site / "notebooks/where_the_time_goes/index.html").read_text()
     assert '<img alt="timeline of all processes" src="data:image/png;base64,' in shown
     assert f"nanotf {nanotf.__version__}, " in shown  # and the date
 
