@@ -100,7 +100,10 @@ def test_a_script_for_several_workers(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_benchmark_times_a_script_in_ranks(tmp_path: pathlib.Path) -> None:
+def test_the_benchmark_times_a_script_in_ranks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOTF_WORKER_LOGS", str(tmp_path / "logs"))
     contestant = Contestant("ranks", "mlp", Setting(2, tmp_path, batch_size=8))
     try:
         contestant.prepare(4)
