@@ -171,8 +171,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size()` to `initial_lr` in the first epochs.
 
     Args:
-        initial_lr: float or None, the rate after the warm-up: that of one rank, times `size()`; None
-            as in `LearningRateScheduleCallback`.
+        initial_lr: float or None, the rate after the warm-up: that of one rank, times `size()`;
+            None as in `LearningRateScheduleCallback`.
         warmup_epochs: int, default 5.
         momentum_correction, steps_per_epoch: as in `LearningRateScheduleCallback`.
         verbose: int, default 0; 1 prints a line when the warm-up ends.
