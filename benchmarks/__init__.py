@@ -13,6 +13,7 @@ Every contestant uses the same data, batch size, optimizer and model:
 - `stock`: stock `MultiWorkerMirroredStrategy` over gRPC, N processes. Its `fit` fails with Keras 3,
   so it runs a custom loop (`strategy.run`, `apply_gradients`), pinned and with the threads of
   nanotf's workers, without callbacks and metrics: faster than in users' programs.
+- `ranks`: the script of `stock`, under `nanotf run --ranks -n N`.
 - `plain_bf16`, `shm_bf16`: `plain` and `shm` with Keras's policy `mixed_bfloat16`. The report names
   the processor's bfloat16 instructions, and the gain or loss.
 - `peer`: BigDL-Nano's `fit(num_processes=N)`, in another interpreter (`--peer-python`).

@@ -1,9 +1,11 @@
-"""Trains under the stock `MultiWorkerMirroredStrategy`, in a custom loop.
+"""Trains under `MultiWorkerMirroredStrategy`, in a custom loop: a script of `tf.distribute`.
+
+The stock contestant's strategy is TensorFlow's. Under `nanotf run --ranks`, it is nanotf's.
 
 Keras 3's own `fit` fails under that strategy. The loop has no callbacks and no metrics. Its data
 come from memory, unshuffled. It does less than `fit` would.
 
-Environment variables: `TF_CONFIG` is set by `contestants` and read by TensorFlow.
+Environment variables: `TF_CONFIG` is set by `contestants` or `nanotf run`, and read by TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from benchmarks.models import Model, share
 
 
 class ByStrategy:
-    """One rank of the stock contestant. Takes the arguments of `by_fit.ByFit`."""
+    """One rank of the contestants "stock" and "ranks". Takes the arguments of `by_fit.ByFit`."""
 
     def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
         import tensorflow as tf

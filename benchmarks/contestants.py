@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import nanotf
@@ -20,8 +21,19 @@ from benchmarks import timeline
 from benchmarks.apart import ROOT
 from nanotf.machine import environment
 
-# One process each; nanotf and the peer start their own workers.
-ALONE = ("plain", "plain_16", "one", "shm", "auto", "grpc", "peer", "plain_bf16", "shm_bf16")
+# One process each; nanotf and the peer start their own workers or ranks.
+ALONE = (
+    "plain",
+    "plain_16",
+    "one",
+    "shm",
+    "auto",
+    "grpc",
+    "ranks",
+    "peer",
+    "plain_bf16",
+    "shm_bf16",
+)
 TOGETHER = ("ideal", "stock")  # N processes, started by the driver
 # In the order of a round; the peer is optional.
 CONTESTANTS = (
@@ -33,6 +45,7 @@ CONTESTANTS = (
     "auto",
     "grpc",
     "stock",
+    "ranks",
     "plain_bf16",
     "shm_bf16",
 )
@@ -62,22 +75,26 @@ class Setting:
 
 
 class Process:
-    """One process that runs `benchmarks.task`.
+    """One process that runs `benchmarks.task`, or starts the ranks that run it.
 
     Args:
-        python: str, its interpreter.
+        command: sequence of str, runs a module that follows it.
         setup: dict, for `task`.
         variables: dict, its whole environment.
         log: path, receives its output.
     """
 
     def __init__(
-        self, python: str, setup: dict[str, Any], variables: dict[str, str], log: pathlib.Path
+        self,
+        command: Sequence[str],
+        setup: dict[str, Any],
+        variables: dict[str, str],
+        log: pathlib.Path,
     ) -> None:
         self.log = log
         with log.open("w") as output:
             self.popen = subprocess.Popen(
-                [python, "-m", "benchmarks.task", json.dumps(setup)],
+                [*command, "-m", "benchmarks.task", json.dumps(setup)],
                 cwd=ROOT,
                 env=variables,
                 stdin=subprocess.PIPE,
@@ -93,8 +110,8 @@ class Process:
             self.popen.stdin.write(json.dumps(command).encode() + b"\n")
             self.popen.stdin.flush()
 
-    def answer(self, deadline: float) -> dict[str, Any]:
-        """Waits for the answer to a command until `deadline` on the monotonic clock."""
+    def answers(self, deadline: float) -> list[dict[str, Any]]:
+        """Waits for the answers to a command until `deadline` on the monotonic clock."""
         assert self.popen.stdout is not None
         descriptor = self.popen.stdout.fileno()
         with selectors.DefaultSelector() as selector:
@@ -108,10 +125,10 @@ class Process:
                     raise ContestantError(f"ended with exit code {code}; see {self.log}")
                 self._rest += data
         line, self._rest = self._rest.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ContestantError(f"{answer['error'].splitlines()[0]}; see {self.log}")
-        return answer
+        found = json.loads(line)
+        if "error" in found:
+            raise ContestantError(f"{found['error'].splitlines()[0]}; see {self.log}")
+        return list(found)
 
     def end(self) -> None:
         """Ends the process and its children."""
@@ -167,7 +184,10 @@ class Contestant:
                     **self._model(model),
                 }
                 setup["size"] = setting.num_processes
-                self.processes.append(Process(python or sys.executable, setup, variables, log))
+                command = [python or sys.executable]
+                if name == "ranks":
+                    command += ["-m", "nanotf", "run", "--ranks", "-n", str(setting.num_processes)]
+                self.processes.append(Process(command, setup, variables, log))
             self.ready = self._answers()[0]
         except BaseException:
             self.end()
@@ -176,7 +196,7 @@ class Contestant:
     def change(self, model: str, num_processes: int = 0) -> None:
         """Switches all processes to another model, and nanotf to `num_processes` workers.
 
-        Not for "stock" and "peer"; with 0 workers, the setting's number is used.
+        Not for "stock", "ranks" and "peer"; with 0 workers, the setting's number is used.
         """
         size = num_processes or self.setting.num_processes
         self._command({"do": "use", "size": size, **self._model(model)})
@@ -218,7 +238,7 @@ class Contestant:
 
     def _answers(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() + DEADLINE
-        return [process.answer(deadline) for process in self.processes]
+        return [answer for process in self.processes for answer in process.answers(deadline)]
 
 
 def _places(name: str, plan: Any) -> list[tuple[int, dict[str, str], tuple[int, ...]]]:
@@ -226,6 +246,8 @@ def _places(name: str, plan: Any) -> list[tuple[int, dict[str, str], tuple[int, 
     base = dict(os.environ)
     paths = [str(ROOT), *(p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p)]
     base["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    if name == "ranks":
+        base["NANOTF_STALL_SECONDS"] = "86400"  # the other contestants' blocks take long
     if name in ALONE:
         # Plain Keras gets the cores that the workers share; nanotf pins its workers itself.
         cores = plan.cores() if name == "one" or name.startswith("plain") else ()

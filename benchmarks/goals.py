@@ -38,6 +38,7 @@ RATIOS = {
     "auto": Ratio("auto's epochs / plain epochs", ("auto", "epochs"), ("plain", "epochs")),
     "steps": Ratio("steps / plain steps", ("shm", "steps"), ("plain", "steps")),
     "stock": Ratio("steps / stock", ("shm", "steps"), ("stock", "steps")),
+    "ranks": Ratio("ranks / stock", ("ranks", "steps"), ("stock", "steps")),
     "grpc": Ratio("steps / nanotf grpc", ("shm", "steps"), ("grpc", "steps")),
     "headroom": Ratio("ideal / plain steps", ("ideal", "steps"), ("plain", "steps")),
     "plain_bf16": Ratio("bf16 / float32, plain", ("plain_bf16", "steps"), ("plain", "steps")),

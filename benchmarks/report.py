@@ -17,6 +17,7 @@ TITLES = {
     "auto": "nanotf auto",
     "grpc": "nanotf grpc",
     "stock": "stock gRPC",
+    "ranks": "nanotf ranks",
     "plain_bf16": "plain bf16",
     "shm_bf16": "nanotf bf16",
     "peer": "BigDL-Nano",

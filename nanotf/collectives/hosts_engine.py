@@ -71,6 +71,7 @@ class HostsEngine(Engine):
         spec = dataclasses.replace(local.spec, size=hosts.size, nodes=1)
         super().__init__(spec, self._first + local.rank)
         self._local, self._hosts = local, hosts
+        local.named_rank = self.rank
         self._peers = Peers(hosts, fds) if local.rank == 0 else None
         self._memory = mmap.mmap(memory, local.spec.layout.total_bytes)
         # Guards the fields below.
@@ -101,7 +102,7 @@ class HostsEngine(Engine):
         begin, end = bounds[self._hosts.index]
         offer = CollectiveOffer(key, CollectiveKind.OTHER)
         with self._call(offer, describe("reduce_scatter", arrays)) as call:
-            mine = self._local.all_reduce([flat], key)[0]
+            mine = self._local.all_reduce([flat], key, kind=offer.kind)[0]
             part = call.spread(lambda: call.sum_own(mine, bounds), (end - begin,), mine.dtype)
         own = part_of(self.rank, self.size, flat.size)
         return part[own[0] - begin : own[1] - begin].astype(arrays[0].dtype)
@@ -112,7 +113,7 @@ class HostsEngine(Engine):
         size = sum(like.size for like in likes)
         offer = CollectiveOffer(key, CollectiveKind.OTHER)
         with self._call(offer, describe("gather_parts", likes)) as call:
-            mine = self._local.all_gather(part, key)
+            mine = self._local.all_gather(part, key, kind=offer.kind)
             total = call.spread(lambda: np.concatenate(call.swap(mine)), (size,), part.dtype)
         return _shaped(total, likes)
 
@@ -140,7 +141,10 @@ class HostsEngine(Engine):
         with self._call(offer, describe(f"broadcast from rank {root}", [array])) as call:
             if source == self._hosts.index:
                 array = self._local.broadcast(array, key, root - self._first)
-            return call.spread(lambda: call.copy_from(source, array), array.shape, array.dtype)
+            # A first step, unlike those that spread what a host has already reduced or gathered.
+            return call.spread(
+                lambda: call.copy_from(source, array), array.shape, array.dtype, offer.kind
+            )
 
     def barrier(self, key: int) -> None:
         nothing = np.empty(0, np.uint8)
@@ -162,21 +166,17 @@ class HostsEngine(Engine):
         self._local.begin_join()
         with self._local.following():
             while (offer := self._next_here()) is not None:
-                count += take_part(self, offer)
+                count += take_part(self, offer, self.rank)
         self._tell_joined(key)
         while (offer := self._next_elsewhere(key)) is not None:
-            count += take_part(self, offer)
+            count += take_part(self, offer, self.rank)
         self._has_joined = False
         return count
 
     def _next_here(self) -> CollectiveOffer | None:
         """Waits for a call of this host's ranks; None once all of them have joined."""
         with self._reported():
-            offer = self._local.next_offer()
-        if offer is not None and offer.kind is CollectiveKind.SPREAD:
-            # No step before it is made here: another host broadcasts.
-            return dataclasses.replace(offer, kind=CollectiveKind.BROADCAST)
-        return offer
+            return self._local.next_offer()
 
     def _tell_joined(self, key: int) -> None:
         """Tells the other hosts that all ranks of this one have joined."""
@@ -299,10 +299,16 @@ class _HostsCall:
         self._note, self._key = note, note.offer.key
         self._number, self._step = number, 0
 
-    def spread(self, found: Callable[[], Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    def spread(
+        self,
+        found: Callable[[], Array],
+        shape: tuple[int, ...],
+        dtype: Any,
+        kind: CollectiveKind = CollectiveKind.SPREAD,
+    ) -> Array:
         """Returns on all ranks of the host what `found` returns on its leader."""
         mine = found() if self._peers is not None else np.empty(shape, dtype)
-        return self._local.broadcast(mine, self._key, 0, spreads=True)
+        return self._local.broadcast(mine, self._key, 0, kind)
 
     # The methods below run on leaders alone.
     def swap(self, mine: Array) -> list[Array]:

@@ -42,8 +42,11 @@ class CollectiveOffer:
     nbytes: int = 0  # all bytes; of a gather those of a row
 
 
-def take_part(engine: Engine, offer: CollectiveOffer) -> bool:
+def take_part(engine: Engine, offer: CollectiveOffer, rank: int) -> bool:
     """Makes another rank's collective.
+
+    Args:
+        rank: this one, in messages.
 
     Returns:
         True if it is a whole one, and not the last step of one over hosts.
@@ -61,7 +64,7 @@ def take_part(engine: Engine, offer: CollectiveOffer) -> bool:
         engine.broadcast(np.empty(offer.nbytes, np.uint8), offer.key)
         return False
     else:
-        text = missed(f"rank {engine.rank}", offer.kind)
+        text = missed(f"rank {rank}", offer.kind)
         engine.abort(text)
         raise CollectiveError(text)
     return True

@@ -44,12 +44,17 @@ class NativeEngine(Engine):
 
     Attributes:
         follows: bool, True while this rank, which has joined, makes the calls of another one.
+        named_rank: int, this rank in messages; on one of several hosts, that among all ranks.
+
+    Collectives that are a step of one over hosts take its `kind`, by which ranks that have joined
+    decide whether they take part. NOTHING stands for the collective's own kind.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
         self._library = native.load()
         self.follows = False
+        self.named_rank = rank
         # Reused by `times`: only one thread calls it, twice for each execution of steps.
         self._numbers = (ctypes.c_int64 * len(RankTimes()))()
         self._read_times = self._library.nanotf_times
@@ -68,7 +73,13 @@ class NativeEngine(Engine):
         if self.handle == 0:
             raise CollectiveError(failure.unpacked().message)
 
-    def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
+    def all_reduce(
+        self,
+        arrays: Sequence[Array],
+        key: int,
+        op: str = "sum",
+        kind: CollectiveKind = CollectiveKind.NOTHING,
+    ) -> list[Array]:
         arrays = [np.asarray(array, order="C") for array in arrays]
         check_reducible([array.dtype.name for array in arrays])
         check_reduction(op)
@@ -82,6 +93,7 @@ class NativeEngine(Engine):
             native.REDUCTIONS[op],
             _fragments(list(zip(arrays, results, strict=True))),
             len(arrays),
+            kind=kind,
         )
         return results
 
@@ -120,7 +132,9 @@ class NativeEngine(Engine):
         )
         return results
 
-    def all_gather(self, array: Array, key: int) -> Array:
+    def all_gather(
+        self, array: Array, key: int, kind: CollectiveKind = CollectiveKind.NOTHING
+    ) -> Array:
         array = np.asarray(array, order="C")
         check_rows(array.ndim)
         results: list[Array] = []
@@ -145,10 +159,17 @@ class NativeEngine(Engine):
             native.Allocate(allocate),
             None,
             any_rows=True,
+            kind=kind,
         )
         return results[0]
 
-    def broadcast(self, array: Array, key: int, root: int = 0, spreads: bool = False) -> Array:
+    def broadcast(
+        self,
+        array: Array,
+        key: int,
+        root: int = 0,
+        kind: CollectiveKind = CollectiveKind.NOTHING,
+    ) -> Array:
         array = np.asarray(array, order="C")
         result = np.empty_like(array)
         self._call(
@@ -160,7 +181,7 @@ class NativeEngine(Engine):
             array.ctypes.data,
             result.ctypes.data,
             array.nbytes,
-            spreads=spreads,
+            kind=kind,
         )
         return result
 
@@ -180,7 +201,7 @@ class NativeEngine(Engine):
         count = 0
         with self.following():
             while (offer := self.next_offer()) is not None and offer.key != key:
-                count += take_part(self, offer)
+                count += take_part(self, offer, self.named_rank)
         return count
 
     def begin_join(self) -> None:
@@ -217,7 +238,7 @@ class NativeEngine(Engine):
                 return CollectiveOffer(found.key, kind, *names, found.bytes)
             if time.monotonic() > deadline:
                 text = (
-                    f"rank {self.rank} has joined, and waited {self.spec.deadline:g} s for a "
+                    f"rank {self.named_rank} has joined, and waited {self.spec.deadline:g} s for a "
                     "collective of the ranks that have not"
                 )
                 self.abort(text)
@@ -252,7 +273,7 @@ class NativeEngine(Engine):
         arrays: Sequence[Array],
         *arguments: object,
         any_rows: bool = False,
-        spreads: bool = False,
+        kind: CollectiveKind = CollectiveKind.NOTHING,
     ) -> None:
         shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
         if any_rows:
@@ -264,7 +285,7 @@ class NativeEngine(Engine):
             (ctypes.c_int64 * len(shapes))(*shapes),
             len(arrays),
             self.follows,
-            spreads,
+            kind,
         )
         failure = RawFailure()
         if function(self.handle, call, *arguments, failure):

@@ -55,7 +55,7 @@ class NanotfCall(ctypes.Structure):
         ("shapes", ctypes.POINTER(ctypes.c_int64)),
         ("count", ctypes.c_int64),
         ("follows", ctypes.c_uint32),
-        ("spreads", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
     ]
 
 

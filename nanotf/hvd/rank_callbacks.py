@@ -74,8 +74,10 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
     """Multiplies an initial learning rate by a function of the epoch.
 
     Args:
-        initial_lr: the learning rate that is multiplied.
-        multiplier: a number, or a function of the epoch; without `staircase` of its fraction, too.
+        initial_lr: float or None, the learning rate that is multiplied; None, as in Horovod before
+            0.20, means that of the optimizer when training begins.
+        multiplier: a number, default 1.0, or a function of the epoch; without `staircase` of its
+            fraction, too.
         start_epoch: int, default 0, the first epoch that it changes.
         end_epoch: int or None, the first epoch that it no longer changes.
         staircase: bool, default True, changes the rate once an epoch, and not at each batch.
@@ -86,8 +88,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     def __init__(
         self,
-        initial_lr: float,
-        multiplier: float | Callable[[Any], float],
+        initial_lr: float | None = None,
+        multiplier: float | Callable[[Any], float] = 1.0,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -95,12 +97,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        if initial_lr is None:
-            raise InvalidArgumentError(
-                "initial_lr must be a number: the learning rate of the first epoch. Received: "
-                "initial_lr=None."
-            )
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
+        self._takes_optimizers_rate = initial_lr is None
         # As in Horovod: a number applies as it is, from `start_epoch` on.
         is_function = callable(multiplier)
         self.staircase = staircase if is_function else True
@@ -113,6 +111,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._momentum: Any = None  # to restore after the batch
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if self._takes_optimizers_rate:
+            self.initial_lr = float(self.model.optimizer.learning_rate)
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -146,6 +146,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
+        assert self.initial_lr is not None
         optimizer = self.model.optimizer
         old = float(optimizer.learning_rate)
         new = self.initial_lr * self.multiplier(epoch)
@@ -170,7 +171,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size()` to `initial_lr` in the first epochs.
 
     Args:
-        initial_lr: float, the rate after the warm-up: that of one rank, times `size()`.
+        initial_lr: float or None, the rate after the warm-up: that of one rank, times `size()`;
+            None as in `LearningRateScheduleCallback`.
         warmup_epochs: int, default 5.
         momentum_correction, steps_per_epoch: as in `LearningRateScheduleCallback`.
         verbose: int, default 0; 1 prints a line when the warm-up ends.
@@ -180,7 +182,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def __init__(
         self,
-        initial_lr: float,
+        initial_lr: float | None = None,
         warmup_epochs: int = 5,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,

@@ -39,7 +39,7 @@ def _building(stock: Any, _: Any) -> Any:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         # Without a strategy, `iterator` must not lose a batch.
         if iterator is not None and self._distribute_strategy is not None:
-            for _, _, batches in iterator:
+            for *_, batches in iterator:  # Keras 3.10 yields two, later versions three
                 data_batch = _local(next(batches), self.distribute_strategy)
                 break
             iterator = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from test_hosts_engine import engines_of, on_all
 
+from nanotf.collectives.engine import part_of
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.spec import create_group
 from nanotf.errors import CollectiveError
@@ -87,20 +89,53 @@ def test_the_others_go_on_without_a_rank_that_has_joined(
         assert not found
 
 
-@pytest.mark.parametrize("counts", [(2,), (1, 1), (2, 1)])
-@pytest.mark.parametrize("root", [0, 1])
-def test_a_broadcast_needs_all_ranks(counts: tuple[int, ...], root: int) -> None:
-    with _engines(counts) as engines:
+def _broadcast(engine: Any) -> None:
+    engine.broadcast(np.zeros(3), KEY, 0)
 
-        def run(engine: Any) -> None:
-            with pytest.raises(CollectiveError, match=r"joined, and another rank broadcasts"):
-                if engine.rank == 0:
-                    engine.join(JOIN_KEY)
-                else:
-                    engine.broadcast(np.zeros(3), KEY, root)
-                    engine.barrier(KEY)  # a root does not wait for other hosts
 
-        on_all(engines, run)
+def _broadcast_from_last(engine: Any) -> None:
+    engine.broadcast(np.zeros(3), KEY, engine.size - 1)
+
+
+def _reduce_scatter(engine: Any) -> None:
+    engine.reduce_scatter([np.zeros(5)], KEY)
+
+
+def _gather_parts(engine: Any) -> None:
+    begin, end = part_of(engine.rank, engine.size, 5)
+    engine.gather_parts(np.zeros(end - begin), [np.zeros(5)], KEY)
+
+
+@pytest.mark.parametrize("counts", [(2,), (3,), (1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (_broadcast, "broadcasts"),
+        (_broadcast_from_last, "broadcasts"),
+        (_reduce_scatter, "scatters"),
+        (_gather_parts, "scatters"),
+    ],
+)
+def test_what_needs_all_ranks(counts: tuple[int, ...], call: Any, what: str) -> None:
+    """Each rank in turn has joined: the first of a host, another one, all of a host."""
+    for host, count in enumerate(counts):
+        for place in range(count):
+            joined = sum(counts[:host]) + place
+            with _engines(counts) as engines:
+
+                def run(engine: Any, joined: int = joined) -> str:
+                    with pytest.raises(CollectiveError) as caught:
+                        if engine.rank == joined:
+                            engine.join(JOIN_KEY)
+                        else:
+                            call(engine)
+                            engine.barrier(KEY)  # a root does not wait for other hosts
+                    return str(caught.value)
+
+                found = on_all(engines, run)
+            for text in found:
+                who = rf"(rank {joined}|host h{host}) has joined"
+                assert re.search(rf"Received: {who}, and another rank {what}\.", text), text
 
 
 @pytest.mark.parametrize("counts", [(2,), (1, 1), (2, 1)])

@@ -122,10 +122,21 @@ def test_learning_rates(
     assert "Epoch 2: finished gradual learning rate warmup to 0.4." in capsys.readouterr().out
 
 
+def test_learning_rates_of_callbacks_of_older_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 0.20, Horovod's callbacks took the optimizer's rate at the beginning of `fit`."""
+    own = hvd_keras.callbacks
+    schedule = own.LearningRateScheduleCallback(multiplier=0.5, start_epoch=1)
+    model = _model(keras.optimizers.SGD(0.4))
+    assert _fit(model, 2, callbacks=[schedule])["lr"] == pytest.approx([0.4, 0.2])
+    assert _fit(model, 2, callbacks=[schedule])["lr"] == pytest.approx([0.2, 0.1])
+    monkeypatch.setattr(rank_facts, "size", lambda: 4)
+    warmup = own.LearningRateWarmupCallback(warmup_epochs=1)
+    found = _fit(_model(keras.optimizers.SGD(0.4)), 2, callbacks=[warmup])["lr"]
+    assert found == pytest.approx([0.4, 0.4])
+
+
 def test_callbacks_that_are_misused() -> None:
     own = hvd_keras.callbacks
-    with pytest.raises(InvalidArgumentError, match="initial_lr=None"):
-        own.LearningRateScheduleCallback(None, 1.0)
     with pytest.raises(InvalidArgumentError, match="filepath=None"):
         own.BestModelCheckpoint()
 

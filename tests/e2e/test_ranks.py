@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from processes import ROOT, last_json, run_python, run_ranks
 
+from benchmarks.contestants import Contestant, ContestantError, Setting
 from nanotf.machine import topology
 
 pytestmark = [pytest.mark.both_generations, pytest.mark.own_pool]
@@ -96,6 +97,22 @@ def test_a_script_for_several_workers(tmp_path: pathlib.Path) -> None:
     done = run_ranks(tmp_path / "script.py", str(tmp_path), flag="--ranks")
     assert done.stdout.splitlines()[-1] == "done"
     assert len(list(tmp_path.glob("model-*.keras"))) == 2
+
+
+@pytest.mark.thorough
+def test_the_benchmark_times_a_script_in_ranks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOTF_WORKER_LOGS", str(tmp_path / "logs"))
+    contestant = Contestant("ranks", "mlp", Setting(2, tmp_path, batch_size=8))
+    try:
+        contestant.prepare(4)
+        blocks = [contestant.run(4, 1) for _ in range(2)]
+    finally:
+        contestant.end()
+    assert all(block.step is not None and block.step > 0 for block in blocks)
+    with pytest.raises(ContestantError, match="KeyError"):
+        Contestant("ranks", "no-such-model", Setting(2, tmp_path))
 
 
 @pytest.mark.thorough

@@ -241,6 +241,7 @@ def _result() -> dict[str, Any]:
             "ideal": _contestant(0.01),
             "shm": _contestant(0.0125, 0.15),
             "stock": _contestant(0.05),
+            "ranks": _contestant(0.02),
         },
         "failed": {"grpc": "ended with exit code -9"},
     }
@@ -284,6 +285,7 @@ def test_ratios_of_contestants() -> None:
     assert goals.ratio(model, "epochs") == pytest.approx(2.0)
     assert goals.ratio(model, "epochs_to_steps") == pytest.approx(0.2 / 0.15)
     assert goals.ratio(model, "stock") == pytest.approx(4.0)
+    assert goals.ratio(model, "ranks") == pytest.approx(2.5)
     assert goals.ratio(model, "processor") == pytest.approx(1.25)
     assert goals.ratio(model, "grpc") is None
 

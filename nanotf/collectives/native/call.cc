@@ -64,6 +64,7 @@ Call::Call(Group& group, const NanotfCall& what, NanotfOffer offer, uint64_t row
   own.rows = rows;
   own.offer = offer;
   own.offer.key = what_.key;
+  if (what_.kind != kNanotfNothing) own.offer.kind = what_.kind;
   own.text_length = static_cast<uint32_t>(std::min(summary_.size(), sizeof(own.text)));
   memcpy(own.text, summary_.data(), own.text_length);
 }

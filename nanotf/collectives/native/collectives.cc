@@ -540,7 +540,7 @@ void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, v
   const uint64_t size_of_chunk = group.config().chunk_bytes;
   const uint64_t rounds = Rounds(bytes, size_of_chunk);
   const bool is_root = group.rank() == root;
-  Call call(group, what, OfferOf(what.spreads ? kNanotfSpread : kNanotfBroadcast, bytes));
+  Call call(group, what, OfferOf(kNanotfBroadcast, bytes));
   RunRounds(
       call, rounds,
       [&](uint64_t round) {

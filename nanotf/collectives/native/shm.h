@@ -91,7 +91,7 @@ struct NanotfCall {
   const int64_t* shapes;  // per tensor the number of dimensions, then the sizes, -1 for any
   int64_t count;          // tensors
   uint32_t follows;       // 1: this rank has joined, and makes the call as its guide does
-  uint32_t spreads;       // 1: the broadcast is a kNanotfSpread
+  uint32_t kind;          // NanotfKind that ranks which have joined see; kNanotfNothing: its own
 };
 
 // The offsets and sizes in a group's memory that Python needs, in bytes; see layout.h.
