@@ -9,6 +9,7 @@ end.
 | `resource_variable_ops.UninitializedVariable`, `BaseResourceVariable._handle`, its `_parent_trackable` | 2.14-2.21 | a variable without a value takes no memory |
 | `DistributedVariable._values` | 2.14-2.21 | see `_is_of_replicas` |
 | the attributes in `_OF_PROCESS` | 2.14-2.21 | they are valid only in the process that made the variable |
+| `ops.EagerTensor` | 2.14-2.21 | a tensor over an array's memory; `tf.constant` copies it |
 """
 
 from __future__ import annotations
@@ -155,14 +156,43 @@ def read(variable: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
+def array_of(variable: Any) -> np.ndarray[Any, Any]:
+    """Returns a variable's value as a read-only array that shares the variable's memory.
+
+    TensorFlow changes a value in place only while nothing else refers to it. So the array keeps the
+    value, and the variable gets other memory with its next one.
+    """
+    tensor = read(variable)
+    dtype = tensor.dtype.as_numpy_dtype
+    if tensor.shape.num_elements() == 0:
+        return np.empty(tensor.shape, dtype)
+    array = np.frombuffer(tensor, np.uint8).view(dtype)
+    shaped: np.ndarray[Any, Any] = array.reshape(tensor.shape)
+    return shaped
+
+
 def write(variable: Any, value: Any) -> None:
-    """Sets a `tf.Variable` to a copy of an array of its shape and dtype."""
+    """Sets a `tf.Variable` to an array of its shape and dtype.
+
+    The variable gets a copy, unless nobody can write to the array: it then shares the memory until
+    its next value.
+    """
     tf = require_tensorflow()
     if isinstance(variable, tf.distribute.DistributedValues):
         variable.assign(value)
         return
-    value = tf.constant(value, variable.dtype)
+    is_fixed = isinstance(value, np.ndarray) and not value.flags.writeable
+    value = _sharing(value, variable.dtype) if is_fixed else tf.constant(value, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _sharing(array: np.ndarray[Any, Any], dtype: Any) -> Any:
+    """Returns an eager tensor that shares an array's memory, which never changes."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+
+    device = context.context().device_name
+    return ops.EagerTensor(array, device, dtype.as_datatype_enum)
 
 
 def plain_logs(logs: Any) -> dict[str, Any] | None:

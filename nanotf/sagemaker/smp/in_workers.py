@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf import console
-from nanotf.compat import keras_optimizers
+from nanotf.compat import keras_optimizers, values
 from nanotf.compat.chance import Chance
-from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.keras_common import holds_numbers, tf_variable
 from nanotf.console import logger
 from nanotf.errors import (
     InvalidArgumentError,
@@ -184,7 +184,7 @@ class WorkersModel:
             silence = console.silent(given.get("verbose") == 0)
             with supervised(owner), silence:
                 ended: Sequence[RankResult] = joint_items.together(
-                    run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call
+                    run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call, self._move
                 )
         except WorkerDied as error:
             if error.index is not None:
@@ -193,6 +193,20 @@ class WorkersModel:
         finally:
             owner.close()
         return self._take(method, ended, _callbacks(given))
+
+    def _move(self, moved: Callable[[Array], Array]) -> None:
+        """Lets this process's weights and slots be those in shared memory, which the ranks read.
+
+        Args:
+            moved: returns the array there for one that lies in this process.
+        """
+        for variable in map(tf_variable, self.original.variables):
+            if holds_numbers(variable):
+                values.write(variable, moved(values.array_of(variable)))
+        self._state.slots = {
+            name: {number: moved(array) for number, array in slots.items()}
+            for name, slots in self._state.slots.items()
+        }
 
     def _place(self, rank: int, size: int) -> rank_groups.Place:
         return rank_groups.place(
@@ -211,7 +225,7 @@ class WorkersModel:
         variables = self.original.variables
         for each in ended:
             for number, value in each.values.items():
-                variables[number].assign(value)
+                values.write(tf_variable(variables[number]), value)
         if method == "fit":
             self._state = _joined([each.state for each in ended])
             early = keras_optimizers.optimizer_variables(self.optimizer)
@@ -222,7 +236,7 @@ class WorkersModel:
                 vars(callback).update(pickling.loads(attributes))
         first.chance.restore()
         if method != "fit":
-            return first.result
+            return tf.nest.map_structure(_own, first.result)
         step_report.remember(first.report)
         return self._history(first)
 
@@ -241,6 +255,11 @@ def _check_data(given: Mapping[str, Any]) -> None:
                 f"{name}={value!r}. Pass arrays, or start the script with `nanotf run --smp`, "
                 "where each rank makes the dataset itself."
             )
+
+
+def _own(value: Any) -> Any:
+    """Returns a copy of an array that lies in shared memory, for the user."""
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _callbacks(given: Mapping[str, Any]) -> list[Any]:
@@ -320,7 +339,7 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
         for slot, number in zip(slots, numbers, strict=True):
-            slot.assign(state.slots[name][number])
+            values.write(tf_variable(slot), state.slots[name][number])
     for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
 
@@ -335,21 +354,21 @@ def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
 def _ended(
     part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]
 ) -> RankResult:
-    values: dict[int, Array] = {}
+    held_values: dict[int, Array] = {}
     state = OptimizerState()
     trained = isinstance(result, tf.keras.callbacks.History)
     if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
         variables = part.original.variables
         held = _numbers(part, "variables")
-        values = {number: tf_variable(variables[number]).numpy() for number in held}
+        held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
         state = _state(part, early)
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:
-        return RankResult(None, values, state, [], None, None)
+        return RankResult(None, held_values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}
     own = [_attributes(callback) for callback in callbacks]
-    return RankResult(result, values, state, own, Chance.capture(), found)
+    return RankResult(result, held_values, state, own, Chance.capture(), found)
 
 
 def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
@@ -357,7 +376,7 @@ def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
     numbers = _numbers(part, "trainable_variables")
     return OptimizerState(
         {
-            name: {n: tf_variable(s).numpy() for n, s in zip(numbers, slots, strict=True)}
+            name: dict(zip(numbers, map(values.array_of, map(tf_variable, slots)), strict=True))
             for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items()
         },
         [v.numpy() for v in early],
