@@ -203,10 +203,9 @@ class WorkersModel:
         for variable in map(tf_variable, self.original.variables):
             if holds_numbers(variable):
                 values.write(variable, moved(values.array_of(variable)))
-        self._state.slots = {
-            name: {number: moved(array) for number, array in slots.items()}
-            for name, slots in self._state.slots.items()
-        }
+        for slots in self._state.slots.values():
+            for number, array in slots.items():
+                slots[number] = moved(array)
 
     def _place(self, rank: int, size: int) -> rank_groups.Place:
         return rank_groups.place(
