@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.errors import UnavailableError
-from nanotf.sagemaker.smp import exchange, runtime
+from nanotf.sagemaker.smp import bodies, exchange, runtime
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Crossing, Cut, GradientFlow
 from nanotf.sagemaker.smp.schedule import Half
 from nanotf.sagemaker.smp.times import Label, StepTimes
@@ -160,7 +160,9 @@ class MicrobatchPass:
                         "a call of tape.gradient or smp.gradients after it. Return them from there."
                     )
                 zeros = [tf.zeros_like(tensor) for tensor in guarded]
-                return [*this._backward(cotangents), *zeros, *(None for _ in kept)]
+                with bodies.current().reads.paused():
+                    found = this._backward(cotangents)
+                return [*found, *zeros, *(None for _ in kept)]
 
             return [tf.identity(tensor) for tensor in kept], gradient
 

@@ -70,6 +70,8 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
     finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
+    for model in line.times.models:
+        partitioned.begun(model).check_reads(v for body in found for v in body.reads.variables)
     # First what all partitions have: those without trainable variables see no gradients.
     seen = {
         f"{what} of microbatch {microbatch}": tensors

@@ -172,11 +172,15 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
     def check_checkpoint(self) -> None:
         """Raises `ModelError` with several partitions: a checkpoint would have one of them."""
         if partitioned.is_part(self):
-            raise ModelError(
-                "A tf.train.Checkpoint saves what one process holds. Received: one with "
-                f"{self.name!r}, a model in {runtime.mp_size()} partitions. Use "
-                "smp.CheckpointManager(checkpoint), in all ranks."
-            )
+            partitioned.check_checkpoint(self.name)
+
+    def profile(self, *args: Any, **kwargs: Any) -> None:
+        """Raises `UnavailableError`: the first step measures the layers by itself."""
+        raise UnavailableError(
+            "auto_partition measures the model's layers before the first step, so nothing is left "
+            f"to profile. Received: a call of profile() of {self.name!r}. Leave it out; "
+            "smp.last_report() tells the times of a step."
+        )
 
     def _save(self, path: str, spec: Any) -> None:
         with runtime.allowed():

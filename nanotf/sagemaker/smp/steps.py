@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs, replacements, step_errors
+from nanotf.compat import checkpointing, graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
 from nanotf.errors import (
@@ -273,6 +273,9 @@ TABLE = (
             ("base_optimizer:BaseOptimizer", KERAS_3),
             ("optimizer:_BaseOptimizer", KERAS_2),
         )
+    ),
+    checkpointing.asking_optimizers(
+        partitioned.check_optimizer, "a rank has the slots of one partition"
     ),
     *step_seeds.TABLE,
     *step_errors.CLASSES,
