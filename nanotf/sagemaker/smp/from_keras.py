@@ -36,7 +36,7 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.shares import Shares
-from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, rows_spec
 from nanotf.sagemaker.smp.steps import PartitionedStep
 
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
@@ -144,7 +144,7 @@ class KerasModel(StepModel):
 
     def _build_losses(self, y: Any, sample_weight: Any) -> None:
         """Makes the metrics of losses, which some versions of Keras make in their first use."""
-        batch = tf.nest.map_structure(_spec, (y, _specs(self.original, "output"), sample_weight))
+        batch = tf.nest.map_structure(rows_spec, (y, _specs(self.original, "output"), sample_weight))
 
         def compute(y: Any, y_pred: Any, sample_weight: Any) -> Any:
             return self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
@@ -291,14 +291,7 @@ def _specs(model: Any, end: str) -> Any:
     """
     is_list = isinstance(model, tf.keras.Sequential)
     symbols = getattr(model, f"{end}s")[0] if is_list else getattr(model, end)
-    return tf.nest.map_structure(_spec, symbols)
-
-
-def _spec(tensor: Any) -> Any:
-    if tensor is None:
-        return None
-    shape = tf.TensorShape(tensor.shape)
-    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+    return tf.nest.map_structure(rows_spec, symbols)
 
 
 def _some_rows(spec: Any) -> Any:

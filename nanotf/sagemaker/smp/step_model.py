@@ -48,7 +48,7 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
                 "fit(), evaluate() and predict(), derive the model from tf.keras.Model."
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
-            self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+            self._nanotf_spec = tf.nest.map_structure(rows_spec, args[0])
         models.setdefault(self)
         runtime.called.setdefault(self)
         known = partitioned.of(self)
@@ -202,6 +202,11 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         archive.write_out(path, verbose=False)
 
 
-def _spec(tensor: Any) -> Any:
-    tensor = tf.convert_to_tensor(tensor)
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+def rows_spec(tensor: Any) -> Any:
+    """Returns the `tf.TensorSpec` of a tensor, variable or symbol, for any number of rows."""
+    if tensor is None:
+        return None
+    if not hasattr(tensor, "shape"):  # a number
+        tensor = tf.convert_to_tensor(tensor)
+    shape = tf.TensorShape(tensor.shape)
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
