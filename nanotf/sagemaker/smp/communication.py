@@ -144,35 +144,32 @@ def _pickled(obj: Any) -> np.ndarray[Any, Any]:
 
 def _others(group: Any) -> list[int]:
     """Returns the other ranks of a group."""
-    place = runtime.place()
     if not isinstance(group, CommGroup):
         raise InvalidArgumentTypeError(f"group must be a smp.CommGroup. Received: group={group!r}.")
-    members = {
-        CommGroup.WORLD: range(place.size),
-        CommGroup.MP_GROUP: place.mp_group,
-        CommGroup.DP_GROUP: place.dp_group,
-    }
-    return [rank for rank in members[group] if rank != place.rank]
+    return [rank for rank in _members(group) if rank != runtime.rank()]
+
+
+def _members(group: CommGroup) -> Sequence[int]:
+    place = runtime.place()
+    if group is CommGroup.WORLD:
+        return range(place.size)
+    return place.mp_group if group is CommGroup.MP_GROUP else place.dp_group
 
 
 def _peer(name: str, value: Any, rank_type: Any) -> int:
     """Returns the rank, among all, of another process."""
-    place = runtime.place()
     if not isinstance(rank_type, RankType):
         raise InvalidArgumentTypeError(
             f"rank_type must be a smp.RankType. Received: rank_type={rank_type!r}."
         )
-    members: Sequence[int] = {
-        RankType.WORLD_RANK: range(place.size),
-        RankType.MP_RANK: place.mp_group,
-        RankType.DP_RANK: place.dp_group,
-    }[rank_type]
+    members = _members([*CommGroup][[*RankType].index(rank_type)])
+    own = members.index(runtime.rank())
     others = dict(enumerate(members))
-    del others[members.index(place.rank)]
+    del others[own]
     if not isinstance(value, int) or value not in others:
         raise InvalidArgumentError(
             f"{name} must be the rank of another process. Received: {name}={value!r} "
             f"({rank_type}), and the number of processes is {len(members)}; this one has rank "
-            f"{members.index(place.rank)}."
+            f"{own}."
         )
     return others[value]

@@ -114,12 +114,12 @@ class KerasModel(StepModel):
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
         self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
-        with _answering(y_pred):
+        with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 
     def test_step(self, data: Any) -> Any:
         """Evaluates a batch; returns the logs."""
-        with _answering(self._predicted(data)):
+        with runtime.setting(_results, (self._predicted(data),)):
             return super().test_step(data)
 
     def predict_step(self, data: Any) -> Any:
@@ -210,11 +210,8 @@ class KerasModel(StepModel):
         given = keras_checks.named(method, args, kwargs)
         if runtime.rank() > 0:
             given["verbose"] = 0
-        before = _in_loop.set(True)
-        try:
+        with runtime.setting(_in_loop, True):
             return getattr(super(), method)(**given)
-        finally:
-            _in_loop.reset(before)
 
     def _same_seed(self) -> None:
         """Makes all ranks shuffle alike. A seed that the script has set stays."""
@@ -270,16 +267,6 @@ def file_call(
     if hasattr(model, "export"):
         return "export", (path,), {}
     return "save", (path,), {"save_format": "tf"}
-
-
-@contextlib.contextmanager
-def _answering(results: Any) -> Iterator[None]:
-    """Makes the model's call return results that are known."""
-    before = _results.set((results,))
-    try:
-        yield
-    finally:
-        _results.reset(before)
 
 
 def _specs(model: Any, end: str) -> Any:

@@ -58,7 +58,7 @@ class PartitionedCheckpointManager:
         """
         self._take_part()
         if runtime.dp_rank() == 0:
-            with partitioned.saving_parts():
+            with runtime.setting(partitioned.saves_parts, True):
                 path = str(self._manager.save())
         # No rank continues before all files are complete.
         if self._is_partial or runtime.dp_size() > 1:
@@ -131,7 +131,7 @@ class PartitionedCheckpointManager:
         for optimizer in self._unbuilt_optimizers():
             optimizer.build(self._only_model().trainable_variables)
         self._take_part()
-        with partitioned.saving_parts():
+        with runtime.setting(partitioned.saves_parts, True):
             self._saved.restore(path)
 
     def _named(self, prefix: str) -> str:

@@ -191,18 +191,8 @@ def is_part(model: Any) -> bool:
 
 
 # While `smp.CheckpointManager` saves or restores parts.
-_in_parts: contextvars.ContextVar[bool]
-_in_parts = contextvars.ContextVar("nanotf_smp_in_parts", default=False)
-
-
-@contextlib.contextmanager
-def saving_parts() -> Iterator[None]:
-    """Lets checkpoints in this context have parts of models and of their optimizers."""
-    before = _in_parts.set(True)
-    try:
-        yield
-    finally:
-        _in_parts.reset(before)
+saves_parts: contextvars.ContextVar[bool]
+saves_parts = contextvars.ContextVar("nanotf_smp_saves_parts", default=False)
 
 
 def check_checkpoint(name: str) -> None:
@@ -211,7 +201,7 @@ def check_checkpoint(name: str) -> None:
     Args:
         name: that of the model or optimizer.
     """
-    if not _in_parts.get():
+    if not saves_parts.get():
         raise ModelError(
             f"A tf.train.Checkpoint saves what one process holds. Received: one with {name!r}, "
             f"which is divided among {runtime.mp_size()} partitions. Use "

@@ -16,7 +16,7 @@ import shlex
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
@@ -25,6 +25,8 @@ from nanotf.sagemaker.smp import rank_groups
 from nanotf.sagemaker.smp.config import Config, is_int, load
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
 from nanotf.tracebacks import raising_at_the_call
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -38,13 +40,23 @@ class _Process:
 
 _here = _Process()
 _hooks: list[Callable[[], Any]] = []
-# The `trace.Notes` of the model's call that is traced.
-_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
+# The `trace.Notes` of the model's call that is traced; `partition` notes operations there.
+notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
 called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 # While the code of a step, or of `save_model`, may call models: gets those that it calls.
 calling: contextvars.ContextVar[weakref.WeakKeyDictionary[Any, None] | None]
 calling = contextvars.ContextVar("nanotf_smp_calling", default=None)
+
+
+@contextlib.contextmanager
+def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a variable of the context a value, in this context."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def enter(mailbox: Mailbox | None, hosts: tuple[str, ...] = ()) -> None:
@@ -227,26 +239,12 @@ def partition(index: int) -> Iterator[None]:
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."
         )
-    notes = _notes.get()
-    if notes is None or found.auto_partition:
+    noting = notes.get()
+    if noting is None or found.auto_partition:
         yield
         return
-    with notes.assigned(index):
+    with noting.assigned(index):
         yield
-
-
-@contextlib.contextmanager
-def noted(notes: Any) -> Iterator[None]:
-    """Makes `partition` note operations in this context.
-
-    Args:
-        notes: a `trace.Notes`, which gets them.
-    """
-    before = _notes.set(notes)
-    try:
-        yield
-    finally:
-        _notes.reset(before)
 
 
 def register_post_partition_hook(
@@ -272,15 +270,12 @@ def run_hooks() -> None:
         _hooks.pop(0)()
 
 
-@contextlib.contextmanager
-def allowed(models: weakref.WeakKeyDictionary[Any, None] | None = None) -> Iterator[None]:
-    """Lets models be called in this context.
+def allowed(
+    models: weakref.WeakKeyDictionary[Any, None] | None = None,
+) -> contextlib.AbstractContextManager[None]:
+    """Lets models be called in the context that it returns.
 
     Args:
         models: gets those that are called.
     """
-    before = calling.set(weakref.WeakKeyDictionary() if models is None else models)
-    try:
-        yield
-    finally:
-        calling.reset(before)
+    return setting(calling, weakref.WeakKeyDictionary() if models is None else models)
