@@ -20,6 +20,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.rank_groups import CommGroup, RankType
 
+_GROUPS = dict(zip(RankType, CommGroup, strict=True))  # in which a rank counts
 _OBJECT, _RECEIVED = "smp: object", "smp: object received"
 
 
@@ -162,7 +163,7 @@ def _peer(name: str, value: Any, rank_type: Any) -> int:
         raise InvalidArgumentTypeError(
             f"rank_type must be a smp.RankType. Received: rank_type={rank_type!r}."
         )
-    members = _members([*CommGroup][[*RankType].index(rank_type)])
+    members = _members(_GROUPS[rank_type])
     own = members.index(runtime.rank())
     others = dict(enumerate(members))
     del others[own]
