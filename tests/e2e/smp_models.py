@@ -247,10 +247,21 @@ def recurrent(base: Any) -> Any:
             super().__init__(dtype="float64")
             self.one = L.GRU(5, return_sequences=True, dtype="float64")
             self.two, self.out = L.LSTM(4, dtype="float64"), dense(WIDTH)
+            self.inner = dense(5, activation="tanh")
+
+        @tf.function
+        def repeated(self, x: Any) -> Any:
+            for _ in tf.range(2):
+                x = self.inner(x)
+                x.set_shape([None, WIDTH, 5])
+            return x
 
         def call(self, x: Any, training: bool | None = None) -> Any:
             with smp.partition(0):
                 x = self.one(x[:, :, None])
+                if not self.inner.built:
+                    self.inner.build([None, WIDTH, 5])
+                x = self.repeated(x)
             with smp.partition(1):
                 return self.out(self.two(x))
 

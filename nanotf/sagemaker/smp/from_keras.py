@@ -36,7 +36,7 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.shares import Shares
-from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, rows_spec
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, file_call, rows_spec
 from nanotf.sagemaker.smp.steps import PartitionedStep
 
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
@@ -223,18 +223,6 @@ class KerasModel(StepModel):
                 tf.random.set_seed(seeds[0][1])
 
     # ------------------------------------------------------------------------------- files
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the whole model, as the original's `save`. All ranks call it; rank 0 writes."""
-        self._write_original("save", args, kwargs)
-
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Saves all weights, as the original's `save_weights`. All ranks call it."""
-        self._write_original("save_weights", args, kwargs)
-
-    def export(self, *args: Any, **kwargs: Any) -> None:
-        """Exports the whole model, as the original's `export`. All ranks call it."""
-        self._write_original("export", args, kwargs)
-
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads weights of the original's `save_weights`, with one partition."""
         self._check_whole("load_weights()", "load them into the model that from_keras takes")
@@ -242,31 +230,13 @@ class KerasModel(StepModel):
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        self._write_original(*file_call(self.original, save_path))
+        self._write(*file_call(self.original, save_path))
 
-    def _write_original(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _write(self, method: str, args: Any, kwargs: Any) -> None:
+        """Writes the original, whole; with one partition, too, rank 0 alone."""
         with self._saving() as writes:
             if writes:
                 getattr(self.original, method)(*args, **kwargs)
-
-
-def file_call(
-    model: Any, save_path: str | os.PathLike[str]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Returns the method of a model of Keras that writes a file, and its arguments.
-
-    Args:
-        model: a functional or Sequential model.
-        save_path: as in `DistributedModel.save_model`.
-    """
-    path = os.fspath(save_path)
-    if path.endswith(".weights.h5"):
-        return "save_weights", (path,), {}
-    if path.endswith((".keras", ".h5")):
-        return "save", (path,), {}
-    if hasattr(model, "export"):
-        return "export", (path,), {}
-    return "save", (path,), {"save_format": "tf"}
 
 
 def _specs(model: Any, end: str) -> Any:

@@ -36,10 +36,10 @@ from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
 from nanotf.sagemaker.smp import keras_checks, rank_groups, runtime, step_report
-from nanotf.sagemaker.smp.from_keras import KerasModel, file_call
+from nanotf.sagemaker.smp.from_keras import KerasModel
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
-from nanotf.sagemaker.smp.step_model import SAVE_PATH
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, file_call
 from nanotf.shipping.objects import pickling
 from nanotf.shipping.objects.identities import data_classes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -98,8 +98,13 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
                 f"{self.name!r}, which no step has called."
             )
         with self._saving() as writes:
-            if writes:
-                self._save(os.fspath(save_path), spec)
+            if not writes:
+                return
+            method, args, kwargs = file_call(self, save_path)
+            if method == "export":
+                self._export(*args, spec)
+            else:
+                getattr(self, method)(*args, **kwargs)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[bool]:
@@ -112,29 +117,30 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
             writes = runtime.rank() == 0
             if runtime.mp_size() > 1:  # rank 0 lacks the values of other partitions
                 writes = stack.enter_context(partitioned.begun(self).whole())
-            yield writes
+            with runtime.allowed():
+                yield writes
         communication.barrier()  # no rank continues before the file is complete
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Saves as `tf.keras.Model.save`. With several partitions, all ranks call it."""
-        self._write(super().save, args, kwargs)
+        self._write("save", args, kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Saves as `tf.keras.Model.save_weights`. With several partitions, all ranks call it."""
-        self._write(super().save_weights, args, kwargs)
+        self._write("save_weights", args, kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports as `tf.keras.Model.export`. With several partitions, all ranks call it."""
-        self._write(super().export, args, kwargs)
+        self._write("export", args, kwargs)
 
-    def _write(self, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def _write(self, method: str, args: Any, kwargs: Any) -> None:
+        inherited = getattr(super(), method)
         if not partitioned.is_part(self):
-            method(*args, **kwargs)
+            inherited(*args, **kwargs)
             return
         with self._saving() as writes:
             if writes:
-                with runtime.allowed():
-                    method(*args, **kwargs)
+                inherited(*args, **kwargs)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads as `tf.keras.Model.load_weights`, with one partition."""
@@ -182,17 +188,6 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
             "smp.last_report() tells the times of a step."
         )
 
-    def _save(self, path: str, spec: Any) -> None:
-        with runtime.allowed():
-            if path.endswith(".weights.h5"):
-                self.save_weights(path)
-            elif path.endswith((".keras", ".h5")):
-                self.save(path)
-            elif is_keras_3():
-                self._export(path, spec)
-            else:
-                self.save(path, save_format="tf")
-
     def _export(self, path: str, spec: Any) -> None:
         # `export` of Keras 3 describes the inputs by what it recorded when it built the model,
         # which is a microbatch with a fixed number of rows.
@@ -200,6 +195,25 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         archive.track(self)
         archive.add_endpoint("serve", lambda x: self(x, training=False), [spec])
         archive.write_out(path, verbose=False)
+
+
+def file_call(
+    model: Any, save_path: str | os.PathLike[str]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Returns the method of a model of Keras that writes a file, and its arguments.
+
+    Args:
+        model: the model.
+        save_path: as in `StepModel.save_model`.
+    """
+    path = os.fspath(save_path)
+    if path.endswith(".weights.h5"):
+        return "save_weights", (path,), {}
+    if path.endswith((".keras", ".h5")):
+        return "save", (path,), {}
+    if is_keras_3():
+        return "export", (path,), {}
+    return "save", (path,), {"save_format": "tf"}
 
 
 def rows_spec(tensor: Any) -> Any:
