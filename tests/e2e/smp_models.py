@@ -409,7 +409,7 @@ CASES = {
     "frozen base": Case(lambda base: two_layers(base, frozen=[0]), plain_loss),
     "frozen head": Case(lambda base: two_layers(base, frozen=[1]), plain_loss),
     "tied": Case(tied, tied_loss),
-    "writing": Case(writing, plain_loss, "must be used in one partition"),
+    "writing": Case(writing, plain_loss, "must be used in one partition", by_parts=True),
     "penalty": Case(two_layers, penalty, "in the model's call alone"),
     "gan": Case(gan, {"judge": of_judge, "maker": of_maker}),
     "moving averages": Case(two_layers, plain_loss, optimizer=averaging),

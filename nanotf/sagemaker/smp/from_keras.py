@@ -144,7 +144,8 @@ class KerasModel(StepModel):
 
     def _build_losses(self, y: Any, sample_weight: Any) -> None:
         """Makes the metrics of losses, which some versions of Keras make in their first use."""
-        batch = tf.nest.map_structure(rows_spec, (y, _specs(self.original, "output"), sample_weight))
+        results = _specs(self.original, "output")
+        batch = tf.nest.map_structure(rows_spec, (y, results, sample_weight))
 
         def compute(y: Any, y_pred: Any, sample_weight: Any) -> Any:
             return self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
@@ -230,7 +231,7 @@ class KerasModel(StepModel):
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        self._write(*file_call(self.original, save_path))
+        self._write(*file_call(save_path))
 
     def _write(self, method: str, args: Any, kwargs: Any) -> None:
         """Writes the original, whole; with one partition, too, rank 0 alone."""

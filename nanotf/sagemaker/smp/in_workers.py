@@ -150,7 +150,7 @@ class WorkersModel:
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        method, args, options = file_call(self.original, save_path)
+        method, args, options = file_call(save_path)
         getattr(self.original, method)(*args, **options)
 
     def _call(
@@ -270,8 +270,8 @@ def _callbacks(given: Mapping[str, Any]) -> list[Any]:
 def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
     joined = OptimizerState(late=states[0].late)
     for state in states:
-        for name, values in state.slots.items():
-            joined.slots.setdefault(name, {}).update(values)
+        for name, slots in state.slots.items():
+            joined.slots.setdefault(name, {}).update(slots)
     return joined
 
 

@@ -97,13 +97,11 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
                 "A model is saved after a step has called it. Received: save_model() of "
                 f"{self.name!r}, which no step has called."
             )
+        method, args, kwargs = file_call(save_path)
         with self._saving() as writes:
-            if not writes:
-                return
-            method, args, kwargs = file_call(self, save_path)
-            if method == "export":
+            if writes and method == "export":
                 self._export(*args, spec)
-            else:
+            elif writes:
                 getattr(self, method)(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -197,13 +195,10 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         archive.write_out(path, verbose=False)
 
 
-def file_call(
-    model: Any, save_path: str | os.PathLike[str]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+def file_call(save_path: str | os.PathLike[str]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """Returns the method of a model of Keras that writes a file, and its arguments.
 
     Args:
-        model: the model.
         save_path: as in `StepModel.save_model`.
     """
     path = os.fspath(save_path)
