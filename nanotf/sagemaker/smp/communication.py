@@ -49,15 +49,14 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     Raises:
         CollectiveError, WorkerDied: As `broadcast`.
     """
-    others = _others(group)
-    found = {runtime.rank(): obj}
-    if others:
-        tag = f"smp: allgather {group.name}"
-        # Mailboxes send without waiting, so all may send before anybody receives.
-        runtime.mailbox().send_to_all(others, tag, [_pickled(obj)])
-        for other in others:
-            found[other] = _take(other, tag, f"smp.allgather(group={group.name})")
-    return [found[rank] for rank in sorted(found)]
+    if not _others(group):
+        return [obj]
+    members, what = _members(group), f"smp.allgather(group={group.name})"
+    found = runtime.gather(members, f"smp: allgather {group.name}", [_pickled(obj)], what)
+    return [
+        obj if rank == runtime.rank() else pickle.loads(data.data)
+        for rank, (data,) in zip(members, found, strict=True)
+    ]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
@@ -69,12 +68,9 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     Raises:
         CollectiveError, WorkerDied: As `broadcast`.
     """
-    others = _others(group)
-    if others:
-        box, tag = runtime.mailbox(), f"smp: barrier {group.name}"
-        box.send_to_all(others, tag, [])
-        for other in others:
-            box.receive(other, tag, f"smp.barrier(group={group.name})")
+    if _others(group):
+        what = f"smp.barrier(group={group.name})"
+        runtime.gather(_members(group), f"smp: barrier {group.name}", [], what)
 
 
 def dp_barrier() -> None:
@@ -115,7 +111,9 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
         WorkerDied: A process has died.
     """
     source = _peer("src_rank", src_rank, rank_type)
-    obj = _take(source, _OBJECT, f"smp.recv_from(src_rank={src_rank}, {rank_type})")
+    what = f"smp.recv_from(src_rank={src_rank}, {rank_type})"
+    (data,) = runtime.mailbox().receive(source, _OBJECT, what)
+    obj = pickle.loads(data.data)
     runtime.mailbox().send(source, _RECEIVED, [])
     return obj
 
@@ -126,11 +124,6 @@ def _send(obj: Any, destinations: Sequence[int], what: str) -> None:
         box.send_to_all(destinations, _OBJECT, [_pickled(obj)])
         for destination in destinations:
             box.receive(destination, _RECEIVED, what)
-
-
-def _take(source: int, tag: str, what: str) -> Any:
-    (data,) = runtime.mailbox().receive(source, tag, what)
-    return pickle.loads(data.data)
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, Any]:

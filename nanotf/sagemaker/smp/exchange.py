@@ -128,11 +128,7 @@ def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[An
     Returns:
         The array of each partition.
     """
-    mailbox, place = runtime.mailbox(), runtime.place()
-    others = [n for n in range(place.mp_size) if n != place.mp_rank]
-    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [array])
-    heard = {n: mailbox.receive(place.mp_group[n], tag)[0] for n in others}
-    return {place.mp_rank: array, **heard}
+    return {n: a for n, (a,) in enumerate(runtime.gather(runtime.get_mp_group(), tag, [array]))}
 
 
 _SAMPLE = 1024  # elements of a tensor that are compared

@@ -15,7 +15,7 @@ import pathlib
 import shlex
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from nanotf.console import logger
@@ -86,6 +86,27 @@ def mailbox() -> Mailbox:
             "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
         )
     return _here.mailbox
+
+
+def gather(
+    group: Sequence[int], tag: str, arrays: Sequence[Any], what: str | None = None
+) -> list[Any]:
+    """Sends arrays to the other ranks of a group; returns the lists of all, in the group's order.
+
+    All of them call this in the same order. Mailboxes send without waiting, so nobody blocks.
+
+    Args:
+        group: with this rank.
+        tag: the same on all of them.
+        arrays: of any shapes, which may differ between ranks.
+        what: the call, for errors about ranks that do not make it; None for that of `receive`.
+    """
+    own, others = rank(), [each for each in group if each != rank()]
+    if others:
+        mailbox().send_to_all(others, tag, list(arrays))
+    return [
+        list(arrays) if each == own else mailbox().receive(each, tag, what) for each in group
+    ]
 
 
 @raising_at_the_call
