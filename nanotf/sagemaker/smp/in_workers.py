@@ -5,8 +5,10 @@
         run_rank                a `KerasModel` there: cut, compile, fit
       WorkersModel._take      each rank returns what it holds: variables, slots
 
-Between two calls this process has the whole model and the values of the optimizer's slots. A call
-that fails changes neither.
+Between two calls this process has the whole model and the values of the optimizer's slots, in the
+shared memory where the ranks have written them. For a call, they are copied into that which the
+ranks read, and this process lets the old one go. So they lie once in shared memory while ranks
+train, and a call that fails changes neither.
 """
 
 from __future__ import annotations
