@@ -186,6 +186,17 @@ def writing(base: Any) -> Any:
     return Writing()
 
 
+class Text(L.Layer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(dtype="float64")
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        with smp.partition(0):
+            text = tf.strings.as_string(x)
+        with smp.partition(1):
+            return x + tf.stop_gradient(tf.strings.to_number(text, x.dtype))
+
+
 def gan(base: Any) -> Any:
     class Gan(base):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -410,6 +421,7 @@ CASES = {
     "frozen head": Case(lambda base: two_layers(base, frozen=[1]), plain_loss),
     "tied": Case(tied, tied_loss),
     "writing": Case(writing, plain_loss, "must be used in one partition", by_parts=True),
+    "text": Case(lambda base: two_layers(base, Text), plain_loss, "Only tensors of numbers"),
     "penalty": Case(two_layers, penalty, "in the model's call alone"),
     "gan": Case(gan, {"judge": of_judge, "maker": of_maker}),
     "moving averages": Case(two_layers, plain_loss, optimizer=averaging),
@@ -642,6 +654,8 @@ def check_errors() -> None:
         return model(model(x))
 
     x = batches()[0][0]
+    uneven, call = tf.RaggedTensor.from_tensor(x), smp.step(lambda x: model(x))
+    refused(UnavailableError, "takes dense tensors", lambda: call(uneven))
 
     def inside(function: Any) -> Any:
         @tf.function
