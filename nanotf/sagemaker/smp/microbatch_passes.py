@@ -54,8 +54,9 @@ class MicrobatchPass:
     # ---------------------------------------------------------------------------- forward
     def forward(self) -> None:
         """Makes the operations of the stage: receives, computes, sends."""
-        # What only depends on inputs would run at once.
-        self.seen["the model's inputs"] = inputs = self._line.copies(list(self._inputs))
+        with self._line.following():  # what only depends on inputs would run at once
+            inputs = [tf.identity(tensor) for tensor in self._inputs]
+        self.seen["the model's inputs"] = list(inputs)
         self._arrived = self._receive_arrivals()
         with tf.GradientTape(watch_accessed_variables=False) as self._tape:
             self._tape.watch([*_floating(self._arrived), *self._variables])
