@@ -443,6 +443,8 @@ APPLICATIONS = {
         "ResNet-50": lambda base: application(base, "ResNet50"),
     }.items()
 }
+import os
+ONLY = os.environ.get("ONLY", "").split(",") if os.environ.get("ONLY") else []
 MANUAL = {"auto_partition": False, "default_partition": 0}
 
 
@@ -678,7 +680,7 @@ def main() -> None:
         began = time.monotonic()
         partitions, microbatches, pipeline = text.split(",")
         config = {"partitions": int(partitions), "microbatches": int(microbatches)}
-        for name, case in {**CASES, **(APPLICATIONS if pipeline == "simple" else {})}.items():
+        for name, case in {n: c for n, c in {**CASES, **(APPLICATIONS if pipeline == "simple" else {})}.items() if not ONLY or n in ONLY}.items():
             manual = {} if case.auto or partitions == "1" else MANUAL
             smp.init({**config, "pipeline": pipeline, **manual})
             print(name, time.monotonic() - began, flush=True)
