@@ -78,7 +78,9 @@ class _JointItems(ItemRun):
         self._descriptors, self._labels, self._placed = descriptors, labels, placed
 
     def _has_placed(self, block: Block) -> None:
-        self._placed(self.task.function.packer.moved(block))
+        moved = self.task.function.packer.moved(block)
+        self.task.function.packer.parts.clear()  # so that nothing here refers to the arrays
+        self._placed(moved)
 
     def _ends(self, index: int) -> tuple[int, ...]:
         return self._descriptors(index)

@@ -204,7 +204,11 @@ class WorkersModel:
         """
         for variable in map(tf_variable, self.original.variables):
             if holds_numbers(variable):
-                values.write(variable, moved(values.array_of(variable)))
+                own = values.array_of(variable)
+                shared = moved(own)
+                if shared is not own:
+                    del own  # which would count as somebody else's
+                    values.move(variable, shared)
         for slots in self._state.slots.values():
             for number, array in slots.items():
                 slots[number] = moved(array)
