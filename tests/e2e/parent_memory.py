@@ -1,4 +1,4 @@
-"""Run by `test_smp_memory.py`: the memory of a script whose `fit` trains in two ranks; prints JSON."""
+"""Run by `test_smp_memory.py`: prints the memory of a script whose `fit` trains in two ranks."""
 
 from __future__ import annotations
 

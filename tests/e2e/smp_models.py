@@ -225,7 +225,10 @@ def application(base: Any, name: str, **options: Any) -> Any:
             super().__init__(dtype="float64")
             make = getattr(tf.keras.applications, name)
             self.inner = make(
-                input_shape=(32, 32, 3), weights=None, classes=WIDTH, classifier_activation=None,
+                input_shape=(32, 32, 3),
+                weights=None,
+                classes=WIDTH,
+                classifier_activation=None,
                 **options,
             )
 

@@ -104,9 +104,7 @@ def gather(
     own, others = rank(), [each for each in group if each != rank()]
     if others:
         mailbox().send_to_all(others, tag, list(arrays))
-    return [
-        list(arrays) if each == own else mailbox().receive(each, tag, what) for each in group
-    ]
+    return [list(arrays) if each == own else mailbox().receive(each, tag, what) for each in group]
 
 
 @raising_at_the_call

@@ -54,7 +54,8 @@ def test_rules(given: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "remedy"), [("horovod", "hvd.allreduce. Leave out both"), ("load_partition", "Leave it")]
+    ("key", "remedy"),
+    [("horovod", "hvd.allreduce. Leave out both"), ("load_partition", "Leave it")],
 )
 def test_requests_that_nanotf_refuses(key: str, remedy: str) -> None:
     with pytest.raises(UnavailableError, match=f"{key}=True.*{remedy}"):
