@@ -100,7 +100,7 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         method, args, kwargs = file_call(save_path)
         with self._saving() as writes:
             if writes and method == "export":
-                self._export(*args, spec)
+                self._export(os.fspath(save_path), spec)
             elif writes:
                 getattr(self, method)(*args, **kwargs)
 
