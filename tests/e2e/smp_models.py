@@ -440,13 +440,16 @@ CASES = {
 
 
 def slow() -> Any:
-    """An optimizer with which deep networks do not diverge, which would enlarge each rounding."""
+    """An optimizer with which deep networks do not diverge, which would enlarge each rounding.
+
+    Batch normalization of few values still enlarges them: 1e-13 after one step, 1e-8 after three.
+    """
     return tf.keras.optimizers.SGD(1e-4, 0.9)
 
 
 # Large, so only with the pipeline "simple".
 APPLICATIONS = {
-    name: Case(make, plain_loss, optimizer=slow, by_parts=True, auto=True)
+    name: Case(make, plain_loss, optimizer=slow, by_parts=True, auto=True, tolerance=1e-6)
     for name, make in {
         "MobileNetV2": lambda base: application(base, "MobileNetV2", alpha=0.35),
         "ResNet-50": lambda base: application(base, "ResNet50"),
