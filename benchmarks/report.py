@@ -310,6 +310,24 @@ def partitions(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def partitions_memory(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of memory of plain scripts; the first row is Keras alone."""
+    kinds = ("private", "largest", "parent", "shared")
+    header = ["partitions", "microbatches", *(f"{kind}, MiB" for kind in kinds)]
+    header += ["private / Keras", "largest / Keras"]
+    return table(
+        header,
+        [
+            [
+                *(str(r["partitions"] or "Keras alone"), str(r["microbatches"])),
+                *(number(r[kind] / 2**20, 0) for kind in kinds),
+                *(number(r[kind] / rows[0]["private"], 2) for kind in ("private", "largest")),
+            ]
+            for r in rows
+        ],
+    )
+
+
 def records(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table of readers of Pipe mode."""
     header = ["format", "reader", "record, bytes", "MB/s", "records/s", "MB per CPU s"]

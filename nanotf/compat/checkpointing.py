@@ -1,13 +1,18 @@
-"""Objects that know when a `tf.train.Checkpoint` saves or restores them.
+"""Objects that may refuse to be saved or restored by a `tf.train.Checkpoint`.
 
 | name | why |
 | --- | --- |
-| `Trackable._trackable_children` | a checkpoint asks objects for their parts by it; no public hook is called before a file is written |
+| `Trackable._trackable_children`, that of `AutoTrackable` | a checkpoint asks objects for their parts by it; no public hook is called before a file is written |
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
+
+from nanotf.compat.keras_optimizers import optimizer_classes
+from nanotf.compat.replacements import Override
 
 
 class AskedByCheckpoints:
@@ -21,3 +26,24 @@ class AskedByCheckpoints:
             self.check_checkpoint()
         parent: Any = super()
         return parent._trackable_children(save_type, **kwargs)
+
+
+def asking_optimizers(check: Callable[[Any], None], why: str) -> Override:
+    """Returns the row of a table that makes checkpoints ask before they take an optimizer.
+
+    Args:
+        check: raises if an optimizer must not be saved or restored.
+        why: the row's reason.
+    """
+
+    def asking(stock: Any, _: Any) -> Any:
+        @functools.wraps(stock)
+        def _trackable_children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+            if save_type == "checkpoint" and isinstance(self, optimizer_classes()):
+                check(self)
+            return stock(self, save_type, **kwargs)
+
+        return _trackable_children
+
+    place = "tensorflow.python.trackable.autotrackable:AutoTrackable._trackable_children"
+    return Override(place, why, asking)

@@ -198,6 +198,13 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
     return {optimizer._var_key(variable) for variable in variables} == known
 
 
+def updates(optimizer: Any, variable: Any) -> bool:
+    """Returns True for an optimizer, not of the legacy kind, that has slots for a variable."""
+    if is_legacy(optimizer) or not is_built(optimizer):
+        return False
+    return optimizer._var_key(variable) in generation().places_by_key(optimizer)
+
+
 def build_for_training(model: Any, specs: Any) -> None:
     """Creates the variables of metrics and optimizers that `fit` would create at its first step.
 

@@ -9,13 +9,17 @@ end.
 | `resource_variable_ops.UninitializedVariable`, `BaseResourceVariable._handle`, its `_parent_trackable` | 2.14-2.21 | a variable without a value takes no memory |
 | `DistributedVariable._values` | 2.14-2.21 | see `_is_of_replicas` |
 | the attributes in `_OF_PROCESS` | 2.14-2.21 | they are valid only in the process that made the variable |
+| `ops.EagerTensor` | 2.14-2.21 | a tensor over an array's memory; `tf.constant` copies it |
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import functools
+import mmap
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -44,6 +48,10 @@ _OF_PROCESS = frozenset(
         "_variable_read",
     }
 )
+
+
+_MADVISE = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def behind(variable: Any) -> Any:
@@ -108,10 +116,13 @@ def set_attributes(variable: Any, found: Mapping[str, Any]) -> None:
 
 def _usual(shape: Any, dtype: str) -> dict[str, Any]:
     """Returns the attributes of a new variable without a value."""
+    return dict(vars(_uninitialized(shape, dtype)))
+
+
+def _uninitialized(shape: Any, dtype: Any) -> Any:
     from tensorflow.python.ops import resource_variable_ops
 
-    made: Any = resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
-    return dict(vars(made))
+    return resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
 
 
 def class_of(variable: Any) -> Any:
@@ -155,14 +166,75 @@ def read(variable: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
+def array_of(variable: Any) -> np.ndarray[Any, Any]:
+    """Returns a variable's value as a read-only array that shares the variable's memory.
+
+    TensorFlow changes a value in place only while nothing else refers to it. So the array keeps the
+    value, and the variable gets other memory with its next one.
+    """
+    tensor = read(variable)
+    dtype = tensor.dtype.as_numpy_dtype
+    if tensor.shape.num_elements() == 0:
+        return np.empty(tensor.shape, dtype)
+    array = np.frombuffer(tensor, np.uint8).view(dtype)
+    shaped: np.ndarray[Any, Any] = array.reshape(tensor.shape)
+    return shaped
+
+
 def write(variable: Any, value: Any) -> None:
-    """Sets a `tf.Variable` to a copy of an array of its shape and dtype."""
+    """Sets a `tf.Variable` to an array of its shape and dtype.
+
+    The variable gets a copy, unless nobody can write to the array: it then shares the memory until
+    its next value.
+    """
     tf = require_tensorflow()
     if isinstance(variable, tf.distribute.DistributedValues):
         variable.assign(value)
         return
-    value = tf.constant(value, variable.dtype)
+    is_fixed = isinstance(value, np.ndarray) and not value.flags.writeable
+    value = _sharing(value, variable.dtype) if is_fixed else tf.constant(value, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
+    """Lets a variable share a read-only array's memory, and returns its own to the system.
+
+    TensorFlow's allocator with oneDNN keeps the memory that it frees.
+    """
+    tf = require_tensorflow()
+    before = _uninitialized(variable.shape, variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=before.handle, value=read(variable))
+    write(variable, array)
+    if not (variable.dtype.is_floating and array.nbytes > mmap.PAGESIZE and _MADVISE is not None):
+        return
+    # The system's page of zeros, which takes no memory.
+    zeros = np.frombuffer(mmap.mmap(-1, array.nbytes, flags=_PRIVATE), array.dtype)
+    zeros.flags.writeable = False
+    address = _address(before)
+    # TensorFlow adds in place if nothing else refers to the memory, such as a tensor of the user's.
+    tf.raw_ops.AssignAddVariableOp(
+        resource=before.handle, value=_sharing(zeros.reshape(array.shape), variable.dtype)
+    )
+    if _address(before) == address:
+        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        system = ctypes.CDLL(None).madvise
+        system.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        system(begin, max(0, end - begin), _MADVISE)
+
+
+def _address(variable: Any) -> int:
+    found: int = array_of(variable).__array_interface__["data"][0]
+    return found
+
+
+def _sharing(array: np.ndarray[Any, Any], dtype: Any) -> Any:
+    """Returns an eager tensor that shares an array's memory, which never changes."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+
+    device = context.context().device_name
+    return ops.EagerTensor(array, device, dtype.as_datatype_enum)
 
 
 def plain_logs(logs: Any) -> dict[str, Any] | None:

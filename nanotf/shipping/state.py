@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives.engine import part_of
-from nanotf.compat.values import read, write
+from nanotf.compat.values import array_of, write
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, dtype_name, numpy_dtype, view
@@ -134,7 +134,7 @@ class SharedVariables:
         """Writes all variables to the block's values of `turn`, before any process reads them."""
         start = self._start(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            self.block.write(start + self.layout.variables[place].value.offset, _array(variable))
+            self.block.write(start + self.layout.variables[place].value.offset, array_of(variable))
 
     def reserve(self, turn: int) -> None:
         """Allocates memory for the values of `turn` in the background, so that writing is quick."""
@@ -143,7 +143,7 @@ class SharedVariables:
     def store_rank(self, turn: int, rank: int) -> None:
         """Writes the part of the values that `rank` is responsible for."""
         for variable, targets in self._targets(turn, rank):
-            array = _array(variable).reshape(-1)
+            array = array_of(variable).reshape(-1)
             for target, inside in targets:
                 target[...] = array[inside]
 
@@ -194,25 +194,14 @@ class SharedVariables:
 
     def changed(self, turn: int) -> dict[int, np.ndarray[Any, Any]]:
         """Returns the variables that differ from the block's values of `turn`, by place."""
-        return {place: _array(variable).copy() for place, variable in self._changed(turn)}
+        return {place: array_of(variable).copy() for place, variable in self._changed(turn)}
 
     def _changed(self, turn: int) -> Iterator[tuple[int, Any]]:
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
             # By bits: a NaN equals itself, and -0.0 differs from 0.0.
-            if not np.array_equal(_bits(_array(variable)), _bits(values[place])):
+            if not np.array_equal(_bits(array_of(variable)), _bits(values[place])):
                 yield place, variable
-
-
-def _array(variable: Any) -> np.ndarray[Any, Any]:
-    """Returns a variable's value without a copy; drop it before the variable changes."""
-    tensor = read(variable)
-    dtype = numpy_dtype(tensor.dtype.name)
-    if tensor.shape.num_elements() == 0:
-        return np.empty(tensor.shape, dtype)
-    array = np.frombuffer(tensor, np.uint8).view(dtype)
-    shaped: np.ndarray[Any, Any] = array.reshape(tensor.shape)
-    return shaped
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

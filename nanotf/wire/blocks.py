@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nanotf.wire.memory_files import anonymous_file
@@ -153,6 +154,26 @@ class Packing:
             else:  # which `Block.write` cannot take
                 block.array(start + offset, array.shape, array.dtype)[...] = array
 
+    def moved(self, block: Block) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+        """Returns a function that replaces an array by its read-only copy in a block.
+
+        It returns other arrays than those that `write` has copied as they are.
+
+        Args:
+            block: the one that `write` got.
+        """
+        offsets = {_place(array): offset for offset, array in self.parts}
+
+        def found(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            offset = offsets.get(_place(array))
+            if offset is None:
+                return array
+            copy = block.array(offset, array.shape, array.dtype)
+            copy.flags.writeable = False
+            return copy
+
+        return found
+
     def content(self) -> bytes:
         """Returns what `write` copies, where it is too little for a block."""
         return b"".join(a.tobytes().ljust(aligned(a.nbytes), b"\0") for _, a in self.parts)
@@ -162,6 +183,11 @@ class Packing:
         block = Block(self.nbytes)
         self.write(block)
         return block
+
+
+def _place(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Returns an array's address and its size in bytes."""
+    return array.__array_interface__["data"][0], array.nbytes
 
 
 def private_view(fd: int, nbytes: int) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -15,9 +16,11 @@ from nanotf.compat import (
     eager_context,
     functions,
     graphs,
+    values,
     variable_handles,
 )
 from nanotf.errors import ModelError
+from nanotf.wire.blocks import Block
 
 pytestmark = pytest.mark.both_generations
 
@@ -39,6 +42,23 @@ def test_graph_of_the_function_behind_a_loop() -> None:
     assert graphs[1:]
     assert all(graph is graphs[0] for graph in graphs)
     assert distribute.function_graph() is None
+
+
+def test_variables_share_the_memory_of_arrays_that_nobody_writes_to() -> None:
+    block = Block(4 * 4096)
+    block.array(0, (4096,), np.float32)[...] = 1.0
+    fixed = block.array(0, (4096,), np.float32)
+    fixed.flags.writeable = False
+    variable = tf.Variable(tf.zeros([4096]))
+    values.write(variable, fixed)
+    before = values.array_of(variable)
+    assert before.__array_interface__["data"][0] == fixed.__array_interface__["data"][0]
+    variable.assign_add(tf.ones([4096]))
+    assert set(variable.numpy()) == {2.0}
+    assert set(fixed) == set(before) == {1.0}
+    values.write(variable, copied := np.full(4096, 3.0, np.float32))
+    copied[...] = 4.0
+    assert set(variable.numpy()) == {3.0}
 
 
 def test_seeds_of_operations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -187,6 +188,37 @@ def test_step_output() -> None:
         output.accumulate("sum")
     with pytest.raises(TypeError, match="Received: scalars"):
         smp.StepOutput([tf.constant(1.0)]).merge()
+
+
+def test_arguments_of_all_kinds() -> None:
+    """Nests, ragged and sparse tensors, text, None and numbers; each row reaches one microbatch."""
+    smp.init({"partitions": 1, "microbatches": 2})
+    pair = collections.namedtuple("pair", "left right")
+
+    @smp.step
+    def look(rows: Any, sparse: Any, text: Any, nest: Any, scale: Any, nothing: Any = None) -> Any:
+        assert nothing is None
+        assert isinstance(scale, np.float32)
+        assert isinstance(nest["both"], pair)
+        doubled = nest["both"].left + nest["both"].right
+        dense = tf.sparse.to_dense(sparse)
+        return rows.row_lengths(), dense, tf.strings.length(text), doubled * scale, nest["list"][0]
+
+    rows = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6]])
+    dense = np.arange(8.0).reshape(4, 2)
+    numbers = np.arange(4.0, dtype="float32")
+    nest = {"both": pair(numbers, tf.constant(numbers)), "list": [numbers]}
+    text = tf.constant(["a", "bc", "", "def"])
+    lengths, back, letters, scaled, listed = look(
+        rows, tf.sparse.from_dense(dense), text, nest, np.float32(2), nothing=None
+    )
+    assert lengths.merge().numpy().tolist() == [1, 2, 0, 3]
+    assert back.merge().numpy().tolist() == dense.tolist()
+    assert letters.merge().numpy().tolist() == [1, 2, 0, 3]
+    assert scaled.merge().numpy().tolist() == (4 * numbers).tolist()
+    assert [part.numpy().tolist() for part in listed.outputs] == [[0, 1], [2, 3]]
+    with pytest.raises(InvalidArgumentError, match="along their first axis"):
+        smp.step(lambda rows: rows, input_split_axes={"rows": 1})(rows)
 
 
 def test_errors_of_a_step() -> None:

@@ -191,6 +191,23 @@ def test_what_a_plain_script_cannot_do() -> None:
         model.compile(built, "mse")
 
 
+def test_compile_makes_another_step() -> None:
+    """`fit` after a second `compile` trains with its loss, optimizer and metrics."""
+    x, y = _digits()
+    found = []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 1, microbatches=2), lambda m: m):
+        model = change(_classifier())
+        _compile(model)
+        tf.keras.utils.set_random_seed(3)
+        first = model.fit(x, y, batch_size=50, verbose=0).history
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        second = model.fit(x, np.eye(10)[y], batch_size=50, verbose=0).history
+        found.append((first, second, model.get_weights()))
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6), *found
+    )
+
+
 def test_fit_takes_the_number_of_processes_that_run() -> None:
     model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=2)
     with pytest.raises(JobError, match="nanotf run --smp -n 4"):

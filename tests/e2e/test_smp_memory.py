@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
+import pytest
 from processes import run_python
 
 PROGRAM = pathlib.Path(__file__).with_name("microbatch_memory.py")
+PARENT = pathlib.Path(__file__).with_name("parent_memory.py")
 
 
 def test_sixteen_microbatches_need_less_memory_than_one(tmp_path: pathlib.Path) -> None:
@@ -15,3 +18,11 @@ def test_sixteen_microbatches_need_less_memory_than_one(tmp_path: pathlib.Path) 
     peaks = json.loads(run_python(tmp_path, PROGRAM))
     assert peaks["1"] > 100 * 2**20, peaks  # the activations of the whole batch
     assert peaks["16"] < 0.5 * peaks["1"], peaks
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_the_parent_of_ranks_holds_no_weights(tmp_path: pathlib.Path) -> None:
+    """Weights and slots lie in shared memory, where the ranks have read and written them."""
+    found = json.loads(run_python(tmp_path, PARENT))
+    weights, (before, *after) = found["weights"], found["private"]
+    assert all(each < before - 0.5 * weights for each in after), found

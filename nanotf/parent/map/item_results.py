@@ -29,11 +29,14 @@ class Results(Iterator[Any]):
         count: int, number of items.
         ordered: bool, whether results keep the order of the items.
         raises: bool, whether a failed item raises; otherwise its exception is a result.
+        in_place: bool, whether arrays in results are read-only, and stay in shared memory.
     """
 
-    def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool) -> None:
+    def __init__(
+        self, run: ItemRun, count: int, ordered: bool, raises: bool, in_place: bool = False
+    ) -> None:
         self._run, self._bar = run, run.bar
-        self._ordered, self._raises = ordered, raises
+        self._ordered, self._raises, self._in_place = ordered, raises, in_place
         self._arrived: collections.deque[Outcome] = collections.deque()  # not yet looked at
         self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
         self._open = set(range(count))  # indices of items without an outcome
@@ -64,7 +67,7 @@ class Results(Iterator[Any]):
             self._passed += 1
             if outcome.error is not None and self._raises:
                 raise outcome.error
-            value = outcome.error if outcome.error is not None else _result(outcome)
+            value = outcome.error if outcome.error is not None else self._result(outcome)
         except BaseException as error:
             self._end(error)
             raise
@@ -100,8 +103,23 @@ class Results(Iterator[Any]):
         for number, outcome in self._early.items():
             with contextlib.suppress(NanoError):  # one that cannot be unpickled here
                 if outcome.error is None:
-                    found[number] = _result(outcome)
+                    found[number] = self._result(outcome)
         return found
+
+    def _result(self, outcome: Outcome) -> Any:
+        """Returns the result that a worker has sent."""
+        assert outcome.result is not None
+        try:
+            (result,) = whole.load(
+                outcome.result, outcome.block, in_place=self._in_place, is_checked=False
+            )
+            return result
+        except Exception as error:
+            raise NanoError(
+                "The result of an item could not be unpickled in your process. Received: "
+                f"{type(error).__name__}: {error}, for item {outcome.index}. Return arrays, "
+                "numbers or a Keras model."
+            ) from error
 
     def __enter__(self) -> Results:
         return self
@@ -158,17 +176,3 @@ def _of_item(error: Exception, index: int) -> Exception:
     if isinstance(found, WorkerError):
         found.index = index
     return found
-
-
-def _result(outcome: Outcome) -> Any:
-    """Returns the result that a worker has sent."""
-    assert outcome.result is not None
-    try:
-        (result,) = whole.load(outcome.result, outcome.block, is_checked=False)
-        return result
-    except Exception as error:
-        raise NanoError(
-            "The result of an item could not be unpickled in your process. Received: "
-            f"{type(error).__name__}: {error}, for item {outcome.index}. Return arrays, numbers or "
-            "a Keras model."
-        ) from error

@@ -115,6 +115,10 @@ class ItemRun:
         self._before = pool.next_order()
         try:
             self._shared = self.task.function.block()
+            if self._shared is not None:
+                self._has_placed(self._shared)
+                # Copies of what lies in the block, such as weights, or the user's own arrays.
+                self.task.function.packer.parts.clear()
             self._give_all(pool)
             while self._left:
                 self._hear(pool)
@@ -316,6 +320,9 @@ class ItemRun:
                 break
             found.append(index)
         return found
+
+    def _has_placed(self, block: Block) -> None:
+        """Called once the function's arrays lie in a block; for subclasses."""
 
     def _ends(self, index: int) -> tuple[int, ...]:
         """Returns the descriptors that an item's function gets as `descriptors`; for subclasses."""

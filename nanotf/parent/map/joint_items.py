@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nanotf.console import ItemBar
 from nanotf.parent.map import item_call
 from nanotf.parent.map.item_output import PassedOnOutput
@@ -18,6 +20,9 @@ from nanotf.parent.map.item_task import Policy, Task
 from nanotf.parent.where import check_may_start
 from nanotf.pool import backends
 from nanotf.shipping import orders
+from nanotf.wire.blocks import Block
+
+Array = np.ndarray[Any, Any]
 
 
 def together(
@@ -26,6 +31,7 @@ def together(
     shared: Mapping[str, Any],
     descriptors: Callable[[int], tuple[int, ...]],
     call: str,
+    placed: Callable[[Callable[[Array], Array]], None],
 ) -> list[Any]:
     """Calls `function(rank, **shared, descriptors=...)` in one worker for each rank.
 
@@ -34,9 +40,12 @@ def together(
         shared: keyword arguments; arrays are mapped by all workers.
         descriptors: returns those that a rank gets; the caller closes its own.
         call: the call as the user wrote it, for errors.
+        placed: called once the arrays of `shared` lie in shared memory, before a rank begins. It
+            gets a function that replaces such an array by its read-only copy there, so that the
+            caller need not keep its own.
 
     Returns:
-        The results, by rank.
+        The results, by rank. Large arrays in them are read-only, and in shared memory.
 
     Raises:
         PlacementError: There are fewer cores than ranks.
@@ -49,8 +58,8 @@ def together(
     # No restarts: a rank that fails ends the call.
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
     task = item_call.task_of(function, range(size), shared, 0, orders.Terminal.capture(), False)
-    run = _JointItems(task, policy, descriptors, labels)
-    with Results(run, size, True, True) as results:
+    run = _JointItems(task, policy, descriptors, labels, placed)
+    with Results(run, size, True, True, in_place=True) as results:
         return results.all()
 
 
@@ -63,9 +72,15 @@ class _JointItems(ItemRun):
         policy: Policy,
         descriptors: Callable[[int], tuple[int, ...]],
         labels: Sequence[str],
+        placed: Callable[[Callable[[Array], Array]], None],
     ) -> None:
         super().__init__(task, policy, ItemBar("", 0), PassedOnOutput())
-        self._descriptors, self._labels = descriptors, labels
+        self._descriptors, self._labels, self._placed = descriptors, labels, placed
+
+    def _has_placed(self, block: Block) -> None:
+        moved = self.task.function.packer.moved(block)
+        self.task.function.packer.parts.clear()  # so that nothing here refers to the arrays
+        self._placed(moved)
 
     def _ends(self, index: int) -> tuple[int, ...]:
         return self._descriptors(index)

@@ -11,7 +11,7 @@
     smp.CheckpointManager    `model_checkpoints`
     smp.send, smp.barrier    `communication`, through `mailboxes`
     StepOutput.accumulate    `replicas`: averages over the copies of the model
-    smp.last_report          `step_report` (`rank_report`), on `nanotf.report`: times, and `memory`
+    smp.last_report          `step_report`, on `nanotf.report`: times, and `memory`
 
 With one partition, a step needs the activations of one microbatch only, and gives the whole batch's
 gradients. With several, `pipeline` makes the step:

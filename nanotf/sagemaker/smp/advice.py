@@ -16,7 +16,7 @@ import numpy as np
 
 from nanotf.console import warn_once
 from nanotf.sagemaker.smp import runtime
-from nanotf.sagemaker.smp.times import Execution, StepTimes
+from nanotf.sagemaker.smp.times import StepTimes
 
 SKIPPED = 3  # steps: the first ones allocate memory, and compare their data
 SAMPLES = 5  # steps after those
@@ -45,16 +45,13 @@ class SpeedComparison:
         """Begins an execution."""
         ended = self._times.executions
         if SKIPPED < ended <= SKIPPED + SAMPLES:
-            self._samples.append(_sample(self._times.last()))
+            last = self._times.last()
+            self._samples.append((*last.whole, last.computed))
             if len(self._samples) == SAMPLES:
                 found = self._gather(self._tag, np.array(self._samples))
                 if runtime.rank() == 0:
                     _warn(found, runtime.num_microbatches())
         self._times.begins()
-
-
-def _sample(execution: Execution) -> tuple[int, int, int]:
-    return (*execution.whole, execution.computed)
 
 
 def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None:

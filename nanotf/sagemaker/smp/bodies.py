@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf.compat import graphs
 from nanotf.errors import JobError
 from nanotf.sagemaker.smp.step_seeds import SeedStream, drawing_from
 
@@ -58,6 +59,8 @@ class Body:
         seeds.continues_in(graph)
         self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        # What the function itself reads, outside its calls of models.
+        self.reads = graphs.VariableReads()
         self._error: BaseException | None = None  # raised in the thread that waits for this one
         # A thread of its own would begin with an empty context.
         context = contextvars.copy_context()
@@ -92,7 +95,8 @@ class Body:
         answer = self._answers.get()
         if answer is None:
             raise _StepFailed
-        return answer()
+        with self.reads.paused():
+            return answer()
 
     def _next(self) -> BodyCall | None:
         request = self._requests.get()
@@ -104,7 +108,7 @@ class Body:
         _local.body = self
         try:
             # TensorFlow has a default graph for each thread.
-            with self._graph.as_default(), drawing_from(self.seeds):
+            with self._graph.as_default(), drawing_from(self.seeds), self.reads:
                 self.result = self._function(*self._args, **self._kwargs)
         except _StepFailed:
             pass

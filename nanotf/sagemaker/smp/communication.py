@@ -20,6 +20,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.rank_groups import CommGroup, RankType
 
+_GROUPS = dict(zip(RankType, CommGroup, strict=True))  # in which a rank counts
 _OBJECT, _RECEIVED = "smp: object", "smp: object received"
 
 
@@ -48,15 +49,14 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     Raises:
         CollectiveError, WorkerDied: As `broadcast`.
     """
-    others = _others(group)
-    found = {runtime.rank(): obj}
-    if others:
-        tag = f"smp: allgather {group.name}"
-        # Mailboxes send without waiting, so all may send before anybody receives.
-        runtime.mailbox().send_to_all(others, tag, [_pickled(obj)])
-        for other in others:
-            found[other] = _take(other, tag, f"smp.allgather(group={group.name})")
-    return [found[rank] for rank in sorted(found)]
+    if not _others(group):
+        return [obj]
+    members, what = _members(group), f"smp.allgather(group={group.name})"
+    found = runtime.gather(members, f"smp: allgather {group.name}", [_pickled(obj)], what)
+    return [
+        obj if rank == runtime.rank() else pickle.loads(data.data)
+        for rank, (data,) in zip(members, found, strict=True)
+    ]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
@@ -68,12 +68,9 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     Raises:
         CollectiveError, WorkerDied: As `broadcast`.
     """
-    others = _others(group)
-    if others:
-        box, tag = runtime.mailbox(), f"smp: barrier {group.name}"
-        box.send_to_all(others, tag, [])
-        for other in others:
-            box.receive(other, tag, f"smp.barrier(group={group.name})")
+    if _others(group):
+        what = f"smp.barrier(group={group.name})"
+        runtime.gather(_members(group), f"smp: barrier {group.name}", [], what)
 
 
 def dp_barrier() -> None:
@@ -114,7 +111,9 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
         WorkerDied: A process has died.
     """
     source = _peer("src_rank", src_rank, rank_type)
-    obj = _take(source, _OBJECT, f"smp.recv_from(src_rank={src_rank}, {rank_type})")
+    what = f"smp.recv_from(src_rank={src_rank}, {rank_type})"
+    (data,) = runtime.mailbox().receive(source, _OBJECT, what)
+    obj = pickle.loads(data.data)
     runtime.mailbox().send(source, _RECEIVED, [])
     return obj
 
@@ -125,11 +124,6 @@ def _send(obj: Any, destinations: Sequence[int], what: str) -> None:
         box.send_to_all(destinations, _OBJECT, [_pickled(obj)])
         for destination in destinations:
             box.receive(destination, _RECEIVED, what)
-
-
-def _take(source: int, tag: str, what: str) -> Any:
-    (data,) = runtime.mailbox().receive(source, tag, what)
-    return pickle.loads(data.data)
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, Any]:
@@ -144,35 +138,32 @@ def _pickled(obj: Any) -> np.ndarray[Any, Any]:
 
 def _others(group: Any) -> list[int]:
     """Returns the other ranks of a group."""
-    place = runtime.place()
     if not isinstance(group, CommGroup):
         raise InvalidArgumentTypeError(f"group must be a smp.CommGroup. Received: group={group!r}.")
-    members = {
-        CommGroup.WORLD: range(place.size),
-        CommGroup.MP_GROUP: place.mp_group,
-        CommGroup.DP_GROUP: place.dp_group,
-    }
-    return [rank for rank in members[group] if rank != place.rank]
+    return [rank for rank in _members(group) if rank != runtime.rank()]
+
+
+def _members(group: CommGroup) -> Sequence[int]:
+    place = runtime.place()
+    if group is CommGroup.WORLD:
+        return range(place.size)
+    return place.mp_group if group is CommGroup.MP_GROUP else place.dp_group
 
 
 def _peer(name: str, value: Any, rank_type: Any) -> int:
     """Returns the rank, among all, of another process."""
-    place = runtime.place()
     if not isinstance(rank_type, RankType):
         raise InvalidArgumentTypeError(
             f"rank_type must be a smp.RankType. Received: rank_type={rank_type!r}."
         )
-    members: Sequence[int] = {
-        RankType.WORLD_RANK: range(place.size),
-        RankType.MP_RANK: place.mp_group,
-        RankType.DP_RANK: place.dp_group,
-    }[rank_type]
+    members = _members(_GROUPS[rank_type])
+    own = members.index(runtime.rank())
     others = dict(enumerate(members))
-    del others[members.index(place.rank)]
+    del others[own]
     if not isinstance(value, int) or value not in others:
         raise InvalidArgumentError(
             f"{name} must be the rank of another process. Received: {name}={value!r} "
             f"({rank_type}), and the number of processes is {len(members)}; this one has rank "
-            f"{members.index(place.rank)}."
+            f"{own}."
         )
     return others[value]

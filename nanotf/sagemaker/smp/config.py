@@ -23,7 +23,11 @@ CHOICES = {
     "deterministic_server": (True, False),
 }
 POSITIVE = ("partitions", "microbatches", "active_microbatches")
-_UNAVAILABLE = ("horovod", "load_partition")  # True is refused
+_UNAVAILABLE = {  # True is refused
+    "horovod": "StepOutput.accumulate() averages over the copies of the model, so a script needs "
+    "neither this key nor hvd.allreduce. Leave out both",
+    "load_partition": "A model is divided anew in each run. Leave it out",
+}
 _WITHOUT_EFFECT = (
     ("contiguous", True, "each partition is one piece of the model's call"),
     ("partition_file", None, "a model is divided anew in each run"),
@@ -143,11 +147,10 @@ def _check_values(given: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"memory_weight must be between 0.0 and 1.0! Received: memory_weight={weight!r}."
         )
-    for key in _UNAVAILABLE:
+    for key, remedy in _UNAVAILABLE.items():
         if given.get(key):
             raise UnavailableError(
-                f"nanotf.smp has no support for {key}. Received: {key}={given[key]!r}. "
-                "Leave it out."
+                f"nanotf.smp has no support for {key}. Received: {key}={given[key]!r}. {remedy}."
             )
 
 

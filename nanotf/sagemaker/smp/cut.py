@@ -3,9 +3,11 @@
 1. Every operation gets a partition (`assign`): that of its `smp.partition`, else the default one.
    Operations that depend on the model's inputs and on constants alone are computed wherever they
    are needed, and belong to none.
-2. A tensor that leads from one partition to a later one crosses the cut: the earlier stage sends
-   it. A tensor that leads to an earlier partition is refused, as is a variable of two partitions.
-3. Edges that order side effects do not cross (their processes share no state), and each stage's
+2. A variable belongs to the earliest partition that uses it. Later ones may read its value, which
+   its partition then reads for them; all else that uses it is there.
+3. A tensor that leads from one partition to a later one crosses the cut: the earlier stage sends
+   it. A tensor that leads to an earlier partition is refused.
+4. Edges that order side effects do not cross (their processes share no state), and each stage's
    function is the part of the graph between what it receives and what it sends.
 """
 
@@ -141,10 +143,20 @@ def assign(traced: TracedCall, default: int) -> dict[str, int | None]:
         default: for operations outside any `smp.partition`.
     """
     free = everywhere(traced)
-    return {
+    found = {
         op.name: EVERYWHERE if op.name in free else traced.partitions.get(op.name, default)
         for op in traced.operations
     }
+    uses: dict[int, list[Any]] = {}  # by variable
+    resources = traced.resources()
+    for op in traced.operations:
+        for part in op.inputs:
+            if id(part) in resources:
+                uses.setdefault(id(resources[id(part)]), []).append(op)
+    for users in uses.values():
+        owner = min(part for op in users if (part := found[op.name]) is not EVERYWHERE)
+        found.update({op.name: owner for op in users if op.type == "ReadVariableOp"})
+    return found
 
 
 def everywhere(traced: TracedCall) -> set[str]:
@@ -179,9 +191,10 @@ def _owners(traced: TracedCall, partitions: Mapping[str, int | None]) -> dict[in
             assert here is not EVERYWHERE  # `everywhere` excludes those that take a resource
             if found.setdefault(handle, here) != here:
                 raise ModelError(
-                    "A variable must be used in one partition. Received: "
-                    f"{names.get(handle, part.name)!r}, used in partitions {found[handle]} and "
-                    f"{here} (operation {op.name!r}). Put all uses into one smp.partition."
+                    "A variable must be used in one partition, but for reads of its whole value. "
+                    f"Received: {names.get(handle, part.name)!r}, used in partitions "
+                    f"{found[handle]} and {here} (operation {op.name!r}). Put all uses into one "
+                    "smp.partition, or read it by tf.convert_to_tensor(variable) in the later one."
                 )
     return found
 
@@ -243,4 +256,5 @@ def _stage(
         [*tensors, *(op for op in effects if partitions[op.name] == stage)],
         name=f"stage_{stage}",
     )
+    graphs.take_gradients(function.graph, traced.function.graph)
     return Stage(lambda *args: function(*args)[: len(tensors)], arrivals, departures, results)

@@ -1,11 +1,12 @@
-"""Operations that send tensors to other partitions, and receive them."""
+"""Operations of a step, in order: those that send tensors to other partitions, and receive them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,61 +20,97 @@ from nanotf.sagemaker.smp.times import Label, StepTimes
 CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
 
 
-def send(
-    partitions: Sequence[int], tag: str, tensors: Sequence[Any], times: StepTimes, label: Label
-) -> Any:
-    """Makes an operation that sends tensors to other partitions of this copy of the model.
+class Line:
+    """The order in which a step's operations run in this process: one after the other.
+
+    So as many activations exist at a time as the schedule says, and only one operation waits for
+    another process at a time.
 
     Args:
-        partitions: the receivers'.
-        tag: the receiver names it, too.
-        times: those of the step, which get the operation's.
-        label: the operation's purpose.
-
-    Returns:
-        The `tf.Operation`; it ends once the tensors are sent, received or not.
+        times: get those of the operations; None with one partition, which has no messages.
     """
-    mailbox, group = runtime.mailbox(), runtime.place().mp_group
-    destinations = [group[partition] for partition in partitions]
 
-    def put(*arrays: Any) -> Any:
-        mailbox.send_to_all(destinations, tag, list(arrays))
-        return np.int64(len(arrays))
+    def __init__(self, times: StepTimes | None = None) -> None:
+        self._times = times
+        self._last: list[Any] = []  # the `tf.Operation`s that the next one waits for
 
-    noted = times.noting(label, put)
-    return tf.numpy_function(
-        step_errors.carried(noted), list(tensors), tf.int64, name=f"send_{tag}"
-    ).op
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Makes operations of this context wait for those before it."""
+        with tf.control_dependencies(self._last):
+            yield
 
+    def copies(self, values: Any) -> Any:
+        """Copies the tensors in a nested structure, so that what needs them waits, too."""
+        with self.following():
+            return tf.nest.map_structure(
+                lambda value: tf.identity(value) if isinstance(value, tf.Tensor) else value,
+                values,
+                expand_composites=True,
+            )
 
-def note(times: StepTimes, label: Label) -> Any:
-    """Makes an operation that only notes its times; see `send`."""
-    noted = times.noting(label, lambda: np.int64(0))
-    return tf.numpy_function(step_errors.carried(noted), [], tf.int64, name="note_times").op
+    def ends_with(self, tensors: Any) -> None:
+        """Makes the next operation wait for the tensors in a nested structure.
 
+        TensorFlow may inline the call that computes a tensor. What depends on the call's operation
+        then waits for its side effects alone; what depends on a copy of a result, for the result.
+        """
+        flat = tf.nest.flatten(tensors, expand_composites=True)
+        self._last = [tf.identity(tensor).op for tensor in flat if tensor is not None]
 
-def receive(
-    partition: int, tag: str, specs: Sequence[Any], times: StepTimes, label: Label
-) -> list[Any]:
-    """Makes an operation that waits for the tensors that another partition sends.
+    def begins_with(self, operation: Any) -> None:
+        """Makes the next operation wait for a `tf.Operation`."""
+        self._last = [operation]
 
-    Args:
-        partition: the sender's.
-        tag: the sender names it, too.
-        specs: a `tf.TensorSpec` for each tensor.
-        times, label: as in `send`.
-    """
-    mailbox, source = runtime.mailbox(), runtime.place().mp_group[partition]
+    def send(self, partitions: Sequence[int], tag: str, tensors: Any, label: Label) -> None:
+        """Makes an operation that sends tensors to other partitions of this copy of the model.
 
-    def take() -> list[Any]:
-        return list(mailbox.receive(source, tag))
+        It ends once the tensors are sent, received or not.
 
-    dtypes = [spec.dtype for spec in specs]
-    noted = times.noting(label, take)
-    found = tf.numpy_function(step_errors.carried(noted), [], dtypes, name=f"receive_{tag}")
-    for tensor, spec in zip(found, specs, strict=True):  # a function of Python tells no shapes
-        tensor.set_shape(spec.shape)
-    return list(found)
+        Args:
+            partitions: the receivers'.
+            tag: the receiver names it, too.
+            label: the operation's purpose.
+        """
+        mailbox, group = runtime.mailbox(), runtime.place().mp_group
+        destinations = [group[partition] for partition in partitions]
+
+        def put(*arrays: Any) -> Any:
+            mailbox.send_to_all(destinations, tag, list(arrays))
+            return np.int64(len(arrays))
+
+        self._run(put, list(tensors), tf.int64, f"send_{tag}", label)
+
+    def note(self, label: Label) -> None:
+        """Makes an operation that only notes its times."""
+        self._run(lambda: np.int64(0), [], tf.int64, "note_times", label)
+
+    def receive(self, partition: int, tag: str, like: Sequence[Any], label: Label) -> list[Any]:
+        """Makes an operation that waits for the tensors that another partition sends.
+
+        Args:
+            partition: the sender's.
+            tag: the sender names it, too.
+            like: have the dtypes and shapes of the tensors.
+            label: as in `send`.
+        """
+        mailbox, source = runtime.mailbox(), runtime.place().mp_group[partition]
+
+        def take() -> list[Any]:
+            return list(mailbox.receive(source, tag))
+
+        found = self._run(take, [], [each.dtype for each in like], f"receive_{tag}", label)
+        for tensor, each in zip(found, like, strict=True):  # a function of Python tells no shapes
+            tensor.set_shape(each.shape)
+        return list(found)
+
+    def _run(self, function: Any, inputs: list[Any], kinds: Any, name: str, label: Label) -> Any:
+        assert self._times is not None
+        carried = step_errors.carried(self._times.noting(label, function))
+        with self.following():
+            found = tf.numpy_function(carried, inputs, kinds, name=name)
+        self._last = [tf.nest.flatten(found)[0].op]  # one operation gives them all
+        return found
 
 
 def known_everywhere(tag: str, value: int) -> dict[int, int]:
@@ -91,11 +128,7 @@ def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[An
     Returns:
         The array of each partition.
     """
-    mailbox, place = runtime.mailbox(), runtime.place()
-    others = [n for n in range(place.mp_size) if n != place.mp_rank]
-    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [array])
-    heard = {n: mailbox.receive(place.mp_group[n], tag)[0] for n in others}
-    return {place.mp_rank: array, **heard}
+    return {n: a for n, (a,) in enumerate(runtime.gather(runtime.get_mp_group(), tag, [array]))}
 
 
 _SAMPLE = 1024  # elements of a tensor that are compared

@@ -36,7 +36,7 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.shares import Shares
-from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, file_call, rows_spec
 from nanotf.sagemaker.smp.steps import PartitionedStep
 
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
@@ -114,12 +114,12 @@ class KerasModel(StepModel):
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
         self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
-        with _answering(y_pred):
+        with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 
     def test_step(self, data: Any) -> Any:
         """Evaluates a batch; returns the logs."""
-        with _answering(self._predicted(data)):
+        with runtime.setting(_results, (self._predicted(data),)):
             return super().test_step(data)
 
     def predict_step(self, data: Any) -> Any:
@@ -144,7 +144,8 @@ class KerasModel(StepModel):
 
     def _build_losses(self, y: Any, sample_weight: Any) -> None:
         """Makes the metrics of losses, which some versions of Keras make in their first use."""
-        batch = tf.nest.map_structure(_spec, (y, _specs(self.original, "output"), sample_weight))
+        results = _specs(self.original, "output")
+        batch = tf.nest.map_structure(rows_spec, (y, results, sample_weight))
 
         def compute(y: Any, y_pred: Any, sample_weight: Any) -> Any:
             return self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
@@ -210,11 +211,8 @@ class KerasModel(StepModel):
         given = keras_checks.named(method, args, kwargs)
         if runtime.rank() > 0:
             given["verbose"] = 0
-        before = _in_loop.set(True)
-        try:
+        with runtime.setting(_in_loop, True):
             return getattr(super(), method)(**given)
-        finally:
-            _in_loop.reset(before)
 
     def _same_seed(self) -> None:
         """Makes all ranks shuffle alike. A seed that the script has set stays."""
@@ -226,18 +224,6 @@ class KerasModel(StepModel):
                 tf.random.set_seed(seeds[0][1])
 
     # ------------------------------------------------------------------------------- files
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the whole model, as the original's `save`. All ranks call it; rank 0 writes."""
-        self._write_original("save", args, kwargs)
-
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Saves all weights, as the original's `save_weights`. All ranks call it."""
-        self._write_original("save_weights", args, kwargs)
-
-    def export(self, *args: Any, **kwargs: Any) -> None:
-        """Exports the whole model, as the original's `export`. All ranks call it."""
-        self._write_original("export", args, kwargs)
-
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads weights of the original's `save_weights`, with one partition."""
         self._check_whole("load_weights()", "load them into the model that from_keras takes")
@@ -245,41 +231,13 @@ class KerasModel(StepModel):
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        self._write_original(*file_call(self.original, save_path))
+        self._write(*file_call(save_path))
 
-    def _write_original(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _write(self, method: str, args: Any, kwargs: Any) -> None:
+        """Writes the original, whole; with one partition, too, rank 0 alone."""
         with self._saving() as writes:
             if writes:
                 getattr(self.original, method)(*args, **kwargs)
-
-
-def file_call(
-    model: Any, save_path: str | os.PathLike[str]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Returns the method of a model of Keras that writes a file, and its arguments.
-
-    Args:
-        model: a functional or Sequential model.
-        save_path: as in `DistributedModel.save_model`.
-    """
-    path = os.fspath(save_path)
-    if path.endswith(".weights.h5"):
-        return "save_weights", (path,), {}
-    if path.endswith((".keras", ".h5")):
-        return "save", (path,), {}
-    if hasattr(model, "export"):
-        return "export", (path,), {}
-    return "save", (path,), {"save_format": "tf"}
-
-
-@contextlib.contextmanager
-def _answering(results: Any) -> Iterator[None]:
-    """Makes the model's call return results that are known."""
-    before = _results.set((results,))
-    try:
-        yield
-    finally:
-        _results.reset(before)
 
 
 def _specs(model: Any, end: str) -> Any:
@@ -291,14 +249,7 @@ def _specs(model: Any, end: str) -> Any:
     """
     is_list = isinstance(model, tf.keras.Sequential)
     symbols = getattr(model, f"{end}s")[0] if is_list else getattr(model, end)
-    return tf.nest.map_structure(_spec, symbols)
-
-
-def _spec(tensor: Any) -> Any:
-    if tensor is None:
-        return None
-    shape = tf.TensorShape(tensor.shape)
-    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+    return tf.nest.map_structure(rows_spec, symbols)
 
 
 def _some_rows(spec: Any) -> Any:

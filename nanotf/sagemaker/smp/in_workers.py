@@ -5,24 +5,26 @@
         run_rank                a `KerasModel` there: cut, compile, fit
       WorkersModel._take      each rank returns what it holds: variables, slots
 
-Between two calls this process has the whole model and the values of the optimizer's slots. A call
-that fails changes neither.
+Between two calls this process has the whole model and the values of the optimizer's slots, in the
+shared memory where the ranks have written them. For a call, they are copied into that which the
+ranks read, and this process lets the old one go. So they lie once in shared memory while ranks
+train, and a call that fails changes neither.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf import console
-from nanotf.compat import keras_optimizers
+from nanotf.compat import keras_optimizers, values
 from nanotf.compat.chance import Chance
-from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.keras_common import holds_numbers, tf_variable
 from nanotf.console import logger
 from nanotf.errors import (
     InvalidArgumentError,
@@ -36,10 +38,10 @@ from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
 from nanotf.sagemaker.smp import keras_checks, rank_groups, runtime, step_report
-from nanotf.sagemaker.smp.from_keras import KerasModel, file_call
+from nanotf.sagemaker.smp.from_keras import KerasModel
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
-from nanotf.sagemaker.smp.step_model import SAVE_PATH
+from nanotf.sagemaker.smp.step_model import SAVE_PATH, file_call
 from nanotf.shipping.objects import pickling
 from nanotf.shipping.objects.identities import data_classes
 
@@ -150,7 +152,7 @@ class WorkersModel:
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        method, args, options = file_call(self.original, save_path)
+        method, args, options = file_call(save_path)
         getattr(self.original, method)(*args, **options)
 
     def _call(
@@ -184,7 +186,7 @@ class WorkersModel:
             silence = console.silent(given.get("verbose") == 0)
             with supervised(owner), silence:
                 ended: Sequence[RankResult] = joint_items.together(
-                    run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call
+                    run_rank, labels, shared, lambda rank: owner.spec(rank).fds, call, self._move
                 )
         except WorkerDied as error:
             if error.index is not None:
@@ -193,6 +195,23 @@ class WorkersModel:
         finally:
             owner.close()
         return self._take(method, ended, _callbacks(given))
+
+    def _move(self, moved: Callable[[Array], Array]) -> None:
+        """Lets this process's weights and slots be those in shared memory, which the ranks read.
+
+        Args:
+            moved: returns the array there for one that lies in this process.
+        """
+        for variable in map(tf_variable, self.original.variables):
+            if holds_numbers(variable):
+                own = values.array_of(variable)
+                shared = moved(own)
+                if shared is not own:
+                    del own  # which would count as somebody else's
+                    values.move(variable, shared)
+        for slots in self._state.slots.values():
+            for number, array in slots.items():
+                slots[number] = moved(array)
 
     def _place(self, rank: int, size: int) -> rank_groups.Place:
         return rank_groups.place(
@@ -211,7 +230,7 @@ class WorkersModel:
         variables = self.original.variables
         for each in ended:
             for number, value in each.values.items():
-                variables[number].assign(value)
+                values.write(tf_variable(variables[number]), value)
         if method == "fit":
             self._state = _joined([each.state for each in ended])
             early = keras_optimizers.optimizer_variables(self.optimizer)
@@ -222,7 +241,7 @@ class WorkersModel:
                 vars(callback).update(pickling.loads(attributes))
         first.chance.restore()
         if method != "fit":
-            return first.result
+            return tf.nest.map_structure(_own, first.result)
         step_report.remember(first.report)
         return self._history(first)
 
@@ -243,6 +262,11 @@ def _check_data(given: Mapping[str, Any]) -> None:
             )
 
 
+def _own(value: Any) -> Any:
+    """Returns a copy of an array that lies in shared memory, for the user."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _callbacks(given: Mapping[str, Any]) -> list[Any]:
     """Returns the callbacks among the arguments of a call."""
     flat = tf.nest.flatten(given.get("callbacks"))
@@ -252,8 +276,8 @@ def _callbacks(given: Mapping[str, Any]) -> list[Any]:
 def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
     joined = OptimizerState(late=states[0].late)
     for state in states:
-        for name, values in state.slots.items():
-            joined.slots.setdefault(name, {}).update(values)
+        for name, slots in state.slots.items():
+            joined.slots.setdefault(name, {}).update(slots)
     return joined
 
 
@@ -320,7 +344,7 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
         for slot, number in zip(slots, numbers, strict=True):
-            slot.assign(state.slots[name][number])
+            values.write(tf_variable(slot), state.slots[name][number])
     for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
 
@@ -335,21 +359,21 @@ def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
 def _ended(
     part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]
 ) -> RankResult:
-    values: dict[int, Array] = {}
+    held_values: dict[int, Array] = {}
     state = OptimizerState()
     trained = isinstance(result, tf.keras.callbacks.History)
     if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
         variables = part.original.variables
         held = _numbers(part, "variables")
-        values = {number: tf_variable(variables[number]).numpy() for number in held}
+        held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
         state = _state(part, early)
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:
-        return RankResult(None, values, state, [], None, None)
+        return RankResult(None, held_values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}
     own = [_attributes(callback) for callback in callbacks]
-    return RankResult(result, values, state, own, Chance.capture(), found)
+    return RankResult(result, held_values, state, own, Chance.capture(), found)
 
 
 def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
@@ -357,7 +381,7 @@ def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
     numbers = _numbers(part, "trainable_variables")
     return OptimizerState(
         {
-            name: {n: tf_variable(s).numpy() for n, s in zip(numbers, slots, strict=True)}
+            name: dict(zip(numbers, map(values.array_of, map(tf_variable, slots)), strict=True))
             for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items()
         },
         [v.numpy() for v in early],

@@ -1,53 +1,20 @@
-"""One microbatch's way through this process's stage: forward, results, backward.
-
-The operations of all passes form one line, in the order of the schedule: each begins when the one
-before it has ended (`Line`). So a partition has as many activations at a time as its schedule says,
-and only one operation waits for another process at a time.
-"""
+"""One microbatch's way through this process's stage: forward, results, backward."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from nanotf.errors import UnavailableError
-from nanotf.sagemaker.smp import exchange, runtime
+from nanotf.sagemaker.smp import bodies, runtime
 from nanotf.sagemaker.smp.cut import EVERYWHERE, Crossing, Cut, GradientFlow
+from nanotf.sagemaker.smp.exchange import Line
 from nanotf.sagemaker.smp.schedule import Half
-from nanotf.sagemaker.smp.times import Label, StepTimes
-
-
-class Line:
-    """The order in which a partition's operations run.
-
-    Args:
-        times: those of the step.
-
-    Attributes:
-        last: the `tf.Operation`s that the next one waits for.
-    """
-
-    def __init__(self, times: StepTimes) -> None:
-        self.times = times
-        self.last: list[Any] = []
-
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        """Makes operations of this context wait for those before it."""
-        with tf.control_dependencies(self.last):
-            yield
-
-    def ends_with(self, tensors: Sequence[Any]) -> None:
-        """Makes the next operation wait for these tensors.
-
-        TensorFlow may inline the call that computes a tensor. What depends on the call's operation
-        then waits for its side effects alone; what depends on a copy of a result, for the result.
-        """
-        self.last = [tf.identity(tensor).op for tensor in tensors if tensor is not None]
+from nanotf.sagemaker.smp.times import Label
 
 
 class MicrobatchPass:
@@ -55,25 +22,27 @@ class MicrobatchPass:
 
     Args:
         cut: of the microbatch's call of the model.
+        inputs: the tensors among the call's arguments.
         variables: the stage's trainable ones.
         flow: the partitions through which gradients flow.
         line: shared by all passes of the step.
-        step: unique to the step and the same in all partitions.
+        tag: unique to the step and microbatch, and the same in all partitions.
         microbatch: counts from 0.
     """
 
     def __init__(
         self,
         cut: Cut,
+        inputs: Sequence[Any],
         variables: list[Any],
         flow: GradientFlow,
         line: Line,
-        step: str,
+        tag: str,
         microbatch: int,
     ) -> None:
-        self._cut, self._stage, self._flow = cut, cut.stage, flow
-        self._variables, self._line = variables, line
-        self._tag, self._microbatch = f"{step}.{microbatch}", microbatch
+        self._cut, self._stage, self.flow = cut, cut.stage, flow
+        self._inputs, self._variables, self._line = inputs, variables, line
+        self._tag, self._microbatch = tag, microbatch
         self._ended: Half | None = None  # a computation, until an operation notes its end
         self._arrived: list[Any] = []
         self._values: list[Any] = []
@@ -83,11 +52,10 @@ class MicrobatchPass:
         self.seen: dict[str, list[Any]] = {}
 
     # ---------------------------------------------------------------------------- forward
-    def forward(self, inputs: Sequence[Any]) -> None:
+    def forward(self) -> None:
         """Makes the operations of the stage: receives, computes, sends."""
-        # The copies wait for the line. What only depends on inputs would run at once.
-        with self._line.following():
-            inputs = [tf.identity(tensor) for tensor in inputs]
+        with self._line.following():  # what only depends on inputs would run at once
+            inputs = [tf.identity(tensor) for tensor in self._inputs]
         self.seen["the model's inputs"] = list(inputs)
         self._arrived = self._receive_arrivals()
         with tf.GradientTape(watch_accessed_variables=False) as self._tape:
@@ -101,8 +69,8 @@ class MicrobatchPass:
         found: dict[int, Any] = {}
         for source in sorted({c.source for c in self._stage.arrivals}):
             places = [i for i, c in enumerate(self._stage.arrivals) if c.source == source]
-            specs = [_spec(self._stage.arrivals[i].tensor) for i in places]
-            found.update(zip(places, self._receive(source, "forward", specs), strict=True))
+            like = [self._stage.arrivals[i].tensor for i in places]
+            found.update(zip(places, self._receive(source, "forward", like), strict=True))
         return [found[i] for i in range(len(found))]
 
     def _send_forward(self) -> None:
@@ -122,29 +90,34 @@ class MicrobatchPass:
             self._send(others, "results", own)
 
     # ---------------------------------------------------------------------------- results
-    def results(self) -> list[Any]:
+    def answer(self) -> Callable[[], Any]:
+        """Makes the operations for the results; returns a function that the body calls for them."""
+        results = self._results()
+
+        def joined() -> Any:
+            flat = self._joined(results)
+            return tf.nest.pack_sequence_as(self._cut.structure, flat, expand_composites=True)
+
+        return joined
+
+    def _results(self) -> list[Any]:
         """Makes the operations that receive the call's results; returns all results."""
         computed = self._values[len(self._stage.departures) :]
         found = dict(zip(self._stage.results, computed, strict=True))
         for owner in sorted({o for o in self._cut.owners if o is not EVERYWHERE}):
             if owner != runtime.mp_rank():
                 places = [i for i, o in enumerate(self._cut.owners) if o == owner]
-                specs = [self._cut.outputs[i] for i in places]
-                found.update(zip(places, self._receive(owner, "results", specs), strict=True))
-        # `joined` connects them with the gradients of all partitions.
+                like = [self._cut.outputs[i] for i in places]
+                found.update(zip(places, self._receive(owner, "results", like), strict=True))
+        # `_joined` connects them with the gradients of all partitions.
         return [tf.stop_gradient(found[i]) for i in range(len(found))]
 
-    def joined(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Returns the results, with gradients. Called where the user's tape records.
-
-        Args:
-            inputs: the tensors among the call's arguments.
-            results: those of `results`.
-        """
+    def _joined(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the results, with gradients. Called where the user's tape records."""
         # The gradients arrive at reads of the variables, so that a tape and `tf.gradients` both
         # find them.
         reads = [variable.read_value() for variable in self._variables]
-        guarded = [_without_gradient(tensor) for tensor in _floating(inputs)]
+        guarded = [_without_gradient(tensor) for tensor in _floating(self._inputs)]
         # TensorFlow keeps the function `gradient` for good, and so would keep the model.
         weak = weakref.ref(self)
 
@@ -160,7 +133,9 @@ class MicrobatchPass:
                         "a call of tape.gradient or smp.gradients after it. Return them from there."
                     )
                 zeros = [tf.zeros_like(tensor) for tensor in guarded]
-                return [*this._backward(cotangents), *zeros, *(None for _ in kept)]
+                with bodies.current().reads.paused():
+                    found = this._backward(cotangents)
+                return [*found, *zeros, *(None for _ in kept)]
 
             return [tf.identity(tensor) for tensor in kept], gradient
 
@@ -178,12 +153,12 @@ class MicrobatchPass:
         self.has_gradients = True
         given = [cotangent for cotangent in of_results if cotangent is not None]
         self.seen["the loss's gradients by the model's results"] = _floating(given)
-        if self._flow.asking[0] == runtime.mp_rank():
-            for number in self._flow.passive:
+        if self.flow.asking[0] == runtime.mp_rank():
+            for number in self.flow.passive:
                 wanted = [of_results[i] for i in self._floating_results(number)]
                 if wanted:
                     self._send([number], "cotangents", wanted)
-        if runtime.mp_rank() not in self._flow.carrying:  # the call uses no variable of these
+        if runtime.mp_rank() not in self.flow.carrying:  # the call uses no variable of these
             return [None for _ in self._variables]
         return self._computed(of_results)
 
@@ -201,10 +176,10 @@ class MicrobatchPass:
         For a partition without trainable variables, whose function does not ask for gradients.
         """
         places = self._floating_results(runtime.mp_rank())
-        specs = [self._cut.outputs[i] for i in places]
+        like = [self._cut.outputs[i] for i in places]
         found: dict[int, Any] = {}
-        if specs:
-            received = self._receive(self._flow.asking[0], "cotangents", specs)
+        if like:
+            received = self._receive(self.flow.asking[0], "cotangents", like)
             found = dict(zip(places, received, strict=True))
         self._computed([found.get(i) for i in range(len(self._cut.outputs))])
 
@@ -246,15 +221,11 @@ class MicrobatchPass:
                 for i, c in enumerate(departures)
                 if consumer in c.consumers and c.tensor.dtype.is_floating
             ]
-            specs = [_spec(departures[i].tensor) for i in places]
-            arrived = self._receive(consumer, "backward", specs) if specs else []
+            like = [departures[i].tensor for i in places]
+            arrived = self._receive(consumer, "backward", like) if like else []
             for place, tensor in zip(places, arrived, strict=True):
                 received[place].append(tensor)
-        with self._line.following():
-            own = [
-                None if of_results[i] is None else tf.identity(of_results[i])
-                for i in self._stage.results
-            ]
+        own = self._line.copies([of_results[i] for i in self._stage.results])
         summed = [tf.add_n(parts) if parts else None for parts in received]
         pairs = zip(self._values, [*summed, *own], strict=True)
         kept = [(v, c) for v, c in pairs if v.dtype.is_floating and c is not None]
@@ -262,7 +233,7 @@ class MicrobatchPass:
 
     def _send_backward(self, of_arrived: Sequence[Any]) -> None:
         floating = [c for c in self._stage.arrivals if c.tensor.dtype.is_floating]
-        for source in sorted({c.source for c in floating} & {*self._flow.carrying}):
+        for source in sorted({c.source for c in floating} & {*self.flow.carrying}):
             pairs = zip(floating, of_arrived, strict=True)
             self._send([source], "backward", [g for c, g in pairs if c.source == source])
 
@@ -276,32 +247,21 @@ class MicrobatchPass:
         self._ended = kind
         yield
         if self._ended is not None:
-            with self._line.following():
-                self._line.last = [exchange.note(self._line.times, self._label(waits=False))]
+            self._line.note(self._label(waits=False))
 
     def _label(self, waits: bool) -> Label:
         ended, self._ended = self._ended, None
         return Label(self._microbatch, ended, waits)
 
     def _send(self, partitions: Sequence[int], what: str, tensors: Sequence[Any]) -> None:
-        tag, label = f"{self._tag}.{what}", self._label(waits=False)
-        with self._line.following():
-            self._line.last = [exchange.send(partitions, tag, tensors, self._line.times, label)]
+        self._line.send(partitions, f"{self._tag}.{what}", tensors, self._label(waits=False))
 
-    def _receive(self, partition: int, what: str, specs: Sequence[Any]) -> list[Any]:
-        tag, label = f"{self._tag}.{what}", self._label(waits=True)
-        with self._line.following():
-            found = exchange.receive(partition, tag, specs, self._line.times, label)
-        self._line.last = [found[0].op]  # one operation gives them all
-        return found
+    def _receive(self, partition: int, what: str, like: Sequence[Any]) -> list[Any]:
+        return self._line.receive(partition, f"{self._tag}.{what}", like, self._label(waits=True))
 
 
 def _floating(tensors: Sequence[Any]) -> list[Any]:
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
-
-
-def _spec(tensor: Any) -> Any:
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def _consumers(crossings: Sequence[Crossing]) -> list[int]:

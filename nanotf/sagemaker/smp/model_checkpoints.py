@@ -58,7 +58,8 @@ class PartitionedCheckpointManager:
         """
         self._take_part()
         if runtime.dp_rank() == 0:
-            path = str(self._manager.save())
+            with runtime.setting(partitioned.saves_parts, True):
+                path = str(self._manager.save())
         # No rank continues before all files are complete.
         if self._is_partial or runtime.dp_size() > 1:
             communication.barrier()
@@ -130,7 +131,8 @@ class PartitionedCheckpointManager:
         for optimizer in self._unbuilt_optimizers():
             optimizer.build(self._only_model().trainable_variables)
         self._take_part()
-        self._saved.restore(path)
+        with runtime.setting(partitioned.saves_parts, True):
+            self._saved.restore(path)
 
     def _named(self, prefix: str) -> str:
         """Returns the path of this rank's part of a checkpoint."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs
+from nanotf.compat import graphs, values
 from nanotf.compat.keras_common import tf_variable
 from nanotf.sagemaker.smp.cut import EVERYWHERE
 from nanotf.sagemaker.smp.step_seeds import drawing_from
@@ -68,7 +68,7 @@ class Variables:
                 self._release(variable)
         self._initializers = []
         known = {id(variable) for variable in self.all}
-        for variable in map(tf_variable, existing):
+        for variable in (values.behind(tf_variable(each)) for each in existing):
             if id(variable) not in known:
                 self.all.append(variable)
                 if self.partition_of(variable) not in (stage, EVERYWHERE):

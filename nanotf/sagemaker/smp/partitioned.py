@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from nanotf.compat import keras_optimizers
 from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import ModelError, UnavailableError
 from nanotf.sagemaker.smp import auto_partition, cut, runtime, step_seeds
@@ -71,6 +73,20 @@ class Partitioned:
     def written(self) -> set[int]:
         """The ids of the handles of variables that calls of the model write."""
         return {handle for found, _ in self._cuts.values() for handle in found.written}
+
+    def check_reads(self, variables: Iterable[Any]) -> None:
+        """Raises `ModelError` if some of the variables that a step's function reads are parts.
+
+        The function would compute something else in each process.
+        """
+        parts = [v.name for v in variables if self._variables.partition_of(v) is not EVERYWHERE]
+        if parts:
+            raise ModelError(
+                "A step reads the weights of a model in several partitions in the model's call "
+                "alone: each process has those of its own part. Received: a read of "
+                f"{', '.join(dict.fromkeys(parts))} outside it. Return what needs them, such as a "
+                "penalty, from the model's call, or use the optimizer's weight_decay."
+            )
 
     def held(self, variables: Iterable[Any]) -> list[Any]:
         """Returns those of a model's variables that this process holds."""
@@ -172,6 +188,32 @@ def is_part(model: Any) -> bool:
     """Returns True for a model that a step has cut, outside contexts that make it whole."""
     known = of(model)
     return known is not None and known.is_cut and not known.is_whole
+
+
+# While `smp.CheckpointManager` saves or restores parts.
+saves_parts: contextvars.ContextVar[bool]
+saves_parts = contextvars.ContextVar("nanotf_smp_saves_parts", default=False)
+
+
+def check_checkpoint(name: str) -> None:
+    """Raises `ModelError` for a checkpoint with a part of a model or of its optimizer.
+
+    Args:
+        name: that of the model or optimizer.
+    """
+    if not saves_parts.get():
+        raise ModelError(
+            f"A tf.train.Checkpoint saves what one process holds. Received: one with {name!r}, "
+            f"which is divided among {runtime.mp_size()} partitions. Use "
+            "smp.CheckpointManager(checkpoint), in all ranks."
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises `ModelError` for a checkpoint with an optimizer that updates a part of a model."""
+    parts = (v for model in runtime.called if is_part(model) for v in model.trainable_variables)
+    if any(keras_optimizers.updates(optimizer, variable) for variable in parts):
+        check_checkpoint(optimizer.name)
 
 
 def all_trainable(model: Any) -> list[Any]:

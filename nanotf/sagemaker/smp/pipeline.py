@@ -25,7 +25,8 @@ from nanotf.sagemaker.smp import (
     schedule,
     step_seeds,
 )
-from nanotf.sagemaker.smp.microbatch_passes import Line, MicrobatchPass
+from nanotf.sagemaker.smp.exchange import Line
+from nanotf.sagemaker.smp.microbatch_passes import MicrobatchPass
 from nanotf.sagemaker.smp.times import StepTimes
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
@@ -51,31 +52,38 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
         bodies.Body(function, args, kwargs, graph, step_seeds.SeedStream(microbatch, copy, base))
         for microbatch, (args, kwargs) in enumerate(parts)
     ]
-    line, passes = Line(StepTimes(runtime.current())), {}
+    times = StepTimes(runtime.current())
+    line, passes = Line(times), dict[int, MicrobatchPass]()
     numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
-    watch = advice.SpeedComparison(f"step{number}", line.times, exchange.gather_now)
-    line.last = [exchange.begin(f"step{number}.data", numbers, watch.begins)]
+    watch = advice.SpeedComparison(f"step{number}", times, exchange.gather_now)
+    line.begins_with(exchange.begin(f"step{number}.data", numbers, watch.begins))
     try:
         for action in schedule.actions(runtime.current(), runtime.mp_rank()):
-            body = found[action.microbatch]
+            microbatch, body = action.microbatch, found[action.microbatch]
+            tag = f"step{number}.{microbatch}"
             if action.kind is schedule.Half.FORWARD:
                 call = body.start()
                 if call is not None:
-                    line.times.models.add(call.model)
+                    times.models.add(call.model)
+                    known = partitioned.begun(call.model)
                     with step_seeds.drawing_from(body.seeds):
-                        made = _MicrobatchCall(call, line, f"step{number}", action.microbatch)
-                    passes[action.microbatch] = made
-            elif action.microbatch in passes:
-                _continue(body, passes[action.microbatch], f"step{number}.{action.microbatch}")
+                        parts_of_call = *known.cut(call), known.trainable, known.flow
+                    made = MicrobatchPass(*parts_of_call, line, tag, microbatch)
+                    made.forward()
+                    passes[microbatch] = made
+            elif microbatch in passes:
+                _continue(body, passes[microbatch], tag)
     finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
+    for model in times.models:
+        partitioned.begun(model).check_reads(v for body in found for v in body.reads.variables)
     # First what all partitions have: those without trainable variables see no gradients.
     seen = {
         f"{what} of microbatch {microbatch}": tensors
         for place in (0, 1)
         for microbatch, made in sorted(passes.items())
-        for what, tensors in list(made.of_stage.seen.items())[place : place + 1]
+        for what, tensors in list(made.seen.items())[place : place + 1]
     }
     with tf.control_dependencies([exchange.compare(f"step{number}.seen", seen)]):
         return [_tensors(body.result) for body in found]
@@ -92,36 +100,14 @@ def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: A
     return bodies.current().call(bodies.BodyCall(model, whole, args, kwargs))
 
 
-class _MicrobatchCall:
-    """A call of the model in a microbatch, begun when it is made."""
-
-    def __init__(self, request: bodies.BodyCall, line: Line, step: str, microbatch: int) -> None:
-        known = partitioned.begun(request.model)
-        cut, self._inputs = known.cut(request)
-        self._structure = cut.structure
-        self.flow = known.flow
-        self.of_stage = MicrobatchPass(cut, known.trainable, self.flow, line, step, microbatch)
-        self.of_stage.forward(self._inputs)
-
-    def answer(self) -> Callable[[], Any]:
-        """Makes the operations for the results; returns a function that the body calls for them."""
-        results = self.of_stage.results()
-
-        def joined() -> Any:
-            flat = self.of_stage.joined(self._inputs, results)
-            return tf.nest.pack_sequence_as(self._structure, flat, expand_composites=True)
-
-        return joined
-
-
-def _continue(body: bodies.Body, made: _MicrobatchCall, tag: str) -> None:
+def _continue(body: bodies.Body, made: MicrobatchPass, tag: str) -> None:
     again = body.resume(made.answer())
     if again is not None:
         raise UnavailableError(
             "A step with several partitions calls one model once. Received: a further call, of "
             f"{again.model.name!r}. Call all parts in one smp.DistributedModel."
         )
-    asked = exchange.known_everywhere(f"{tag}.asked", int(made.of_stage.has_gradients))
+    asked = exchange.known_everywhere(f"{tag}.asked", int(made.has_gradients))
     counts = {partition: asked[partition] for partition in made.flow.asking}
     if len(set(counts.values())) > 1:
         without = min(counts, key=lambda partition: counts[partition])
@@ -131,7 +117,7 @@ def _continue(body: bodies.Body, made: _MicrobatchCall, tag: str) -> None:
             f" {max(counts.values())}. Call tape.gradient or smp.gradients on all of them."
         )
     if any(counts.values()) and runtime.mp_rank() in made.flow.passive:
-        made.of_stage.backward_for_others()
+        made.backward_for_others()
 
 
 def _is_of_numbers(leaf: Any) -> bool:

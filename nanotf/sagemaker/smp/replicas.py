@@ -74,14 +74,9 @@ def gather_over_replicas(arrays: Sequence[Array]) -> list[list[Array]]:
     Raises:
         CollectiveError, WorkerDied: As `average_over_replicas`.
     """
-    own, group = list(arrays), runtime.place().dp_group
-    others = [other for other in group if other != runtime.rank()]
-    if not others:
-        return [own]
-    box, tag = runtime.mailbox(), "smp: copies of the model"
-    box.send_to_all(others, tag, own)
-    what = f"an average over the dp_group {list(group)}"
-    return [own if other == runtime.rank() else box.receive(other, tag, what) for other in group]
+    group = runtime.get_dp_group()
+    what = f"an average over the dp_group {group}"
+    return runtime.gather(group, "smp: copies of the model", arrays, what)
 
 
 def equalize(models: Iterable[Any]) -> None:

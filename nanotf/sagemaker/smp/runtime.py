@@ -15,8 +15,8 @@ import pathlib
 import shlex
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
@@ -25,6 +25,8 @@ from nanotf.sagemaker.smp import rank_groups
 from nanotf.sagemaker.smp.config import Config, is_int, load
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox
 from nanotf.tracebacks import raising_at_the_call
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -38,13 +40,23 @@ class _Process:
 
 _here = _Process()
 _hooks: list[Callable[[], Any]] = []
-# The `trace.Notes` of the model's call that is traced.
-_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
+# The `trace.Notes` of the model's call that is traced; `partition` notes operations there.
+notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
 called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 # While the code of a step, or of `save_model`, may call models: gets those that it calls.
 calling: contextvars.ContextVar[weakref.WeakKeyDictionary[Any, None] | None]
 calling = contextvars.ContextVar("nanotf_smp_calling", default=None)
+
+
+@contextlib.contextmanager
+def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a variable of the context a value, in this context."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def enter(mailbox: Mailbox | None, hosts: tuple[str, ...] = ()) -> None:
@@ -74,6 +86,25 @@ def mailbox() -> Mailbox:
             "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
         )
     return _here.mailbox
+
+
+def gather(
+    group: Sequence[int], tag: str, arrays: Sequence[Any], what: str | None = None
+) -> list[Any]:
+    """Sends arrays to the other ranks of a group; returns the lists of all, in the group's order.
+
+    All of them call this in the same order. Mailboxes send without waiting, so nobody blocks.
+
+    Args:
+        group: with this rank.
+        tag: the same on all of them.
+        arrays: of any shapes, which may differ between ranks.
+        what: the call, for errors about ranks that do not make it; None for that of `receive`.
+    """
+    own, others = rank(), [each for each in group if each != rank()]
+    if others:
+        mailbox().send_to_all(others, tag, list(arrays))
+    return [list(arrays) if each == own else mailbox().receive(each, tag, what) for each in group]
 
 
 @raising_at_the_call
@@ -227,26 +258,12 @@ def partition(index: int) -> Iterator[None]:
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."
         )
-    notes = _notes.get()
-    if notes is None or found.auto_partition:
+    noting = notes.get()
+    if noting is None or found.auto_partition:
         yield
         return
-    with notes.assigned(index):
+    with noting.assigned(index):
         yield
-
-
-@contextlib.contextmanager
-def noted(notes: Any) -> Iterator[None]:
-    """Makes `partition` note operations in this context.
-
-    Args:
-        notes: a `trace.Notes`, which gets them.
-    """
-    before = _notes.set(notes)
-    try:
-        yield
-    finally:
-        _notes.reset(before)
 
 
 def register_post_partition_hook(
@@ -272,15 +289,12 @@ def run_hooks() -> None:
         _hooks.pop(0)()
 
 
-@contextlib.contextmanager
-def allowed(models: weakref.WeakKeyDictionary[Any, None] | None = None) -> Iterator[None]:
-    """Lets models be called in this context.
+def allowed(
+    models: weakref.WeakKeyDictionary[Any, None] | None = None,
+) -> contextlib.AbstractContextManager[None]:
+    """Lets models be called in the context that it returns.
 
     Args:
         models: gets those that are called.
     """
-    before = calling.set(weakref.WeakKeyDictionary() if models is None else models)
-    try:
-        yield
-    finally:
-        calling.reset(before)
+    return setting(calling, weakref.WeakKeyDictionary() if models is None else models)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -48,7 +48,7 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
                 "fit(), evaluate() and predict(), derive the model from tf.keras.Model."
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
-            self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+            self._nanotf_spec = tf.nest.map_structure(rows_spec, args[0])
         models.setdefault(self)
         runtime.called.setdefault(self)
         known = partitioned.of(self)
@@ -97,9 +97,12 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
                 "A model is saved after a step has called it. Received: save_model() of "
                 f"{self.name!r}, which no step has called."
             )
+        method, args, kwargs = file_call(save_path)
         with self._saving() as writes:
-            if writes:
-                self._save(os.fspath(save_path), spec)
+            if writes and method == "export":
+                self._export(os.fspath(save_path), spec)
+            elif writes:
+                getattr(self, method)(*args, **kwargs)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[bool]:
@@ -112,29 +115,30 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
             writes = runtime.rank() == 0
             if runtime.mp_size() > 1:  # rank 0 lacks the values of other partitions
                 writes = stack.enter_context(partitioned.begun(self).whole())
-            yield writes
+            with runtime.allowed():
+                yield writes
         communication.barrier()  # no rank continues before the file is complete
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Saves as `tf.keras.Model.save`. With several partitions, all ranks call it."""
-        self._write(super().save, args, kwargs)
+        self._write("save", args, kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Saves as `tf.keras.Model.save_weights`. With several partitions, all ranks call it."""
-        self._write(super().save_weights, args, kwargs)
+        self._write("save_weights", args, kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> None:
         """Exports as `tf.keras.Model.export`. With several partitions, all ranks call it."""
-        self._write(super().export, args, kwargs)
+        self._write("export", args, kwargs)
 
-    def _write(self, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def _write(self, method: str, args: Any, kwargs: Any) -> None:
+        inherited = getattr(super(), method)
         if not partitioned.is_part(self):
-            method(*args, **kwargs)
+            inherited(*args, **kwargs)
             return
         with self._saving() as writes:
             if writes:
-                with runtime.allowed():
-                    method(*args, **kwargs)
+                inherited(*args, **kwargs)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
         """Loads as `tf.keras.Model.load_weights`, with one partition."""
@@ -172,22 +176,15 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
     def check_checkpoint(self) -> None:
         """Raises `ModelError` with several partitions: a checkpoint would have one of them."""
         if partitioned.is_part(self):
-            raise ModelError(
-                "A tf.train.Checkpoint saves what one process holds. Received: one with "
-                f"{self.name!r}, a model in {runtime.mp_size()} partitions. Use "
-                "smp.CheckpointManager(checkpoint), in all ranks."
-            )
+            partitioned.check_checkpoint(self.name)
 
-    def _save(self, path: str, spec: Any) -> None:
-        with runtime.allowed():
-            if path.endswith(".weights.h5"):
-                self.save_weights(path)
-            elif path.endswith((".keras", ".h5")):
-                self.save(path)
-            elif is_keras_3():
-                self._export(path, spec)
-            else:
-                self.save(path, save_format="tf")
+    def profile(self, *args: Any, **kwargs: Any) -> None:
+        """Raises `UnavailableError`: the first step measures the layers by itself."""
+        raise UnavailableError(
+            "auto_partition measures the model's layers before the first step, so nothing is left "
+            f"to profile. Received: a call of profile() of {self.name!r}. Leave it out; "
+            "smp.last_report() tells the times of a step."
+        )
 
     def _export(self, path: str, spec: Any) -> None:
         # `export` of Keras 3 describes the inputs by what it recorded when it built the model,
@@ -198,6 +195,27 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         archive.write_out(path, verbose=False)
 
 
-def _spec(tensor: Any) -> Any:
-    tensor = tf.convert_to_tensor(tensor)
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+def file_call(save_path: str | os.PathLike[str]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Returns the method of a model of Keras that writes a file, and its arguments.
+
+    Args:
+        save_path: as in `StepModel.save_model`.
+    """
+    path = os.fspath(save_path)
+    if path.endswith(".weights.h5"):
+        return "save_weights", (path,), {}
+    if path.endswith((".keras", ".h5")):
+        return "save", (path,), {}
+    if is_keras_3():
+        return "export", (path,), {}
+    return "save", (path,), {"save_format": "tf"}
+
+
+def rows_spec(tensor: Any) -> Any:
+    """Returns the `tf.TensorSpec` of a tensor, variable or symbol, for any number of rows."""
+    if tensor is None:
+        return None
+    if not hasattr(tensor, "shape"):  # a number
+        tensor = tf.convert_to_tensor(tensor)
+    shape = tf.TensorShape(tensor.shape)
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)

@@ -142,4 +142,5 @@ def _scaled(total: Any, count: int) -> Any:
         return tf.IndexedSlices(_scaled(total.values, count), total.indices, total.dense_shape)
     if total.dtype.is_integer:
         return tf.cast(total, tf.float64) / count
-    return total / tf.cast(count, total.dtype)
+    # Not even a division by 1 runs in place: gradients of a large model would exist twice.
+    return total / tf.cast(count, total.dtype) if count > 1 else total

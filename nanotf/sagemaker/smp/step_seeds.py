@@ -27,7 +27,6 @@ import functools
 import hashlib
 import os
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -119,18 +118,13 @@ def current() -> SeedStream | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def drawing_from(stream: SeedStream | None) -> Iterator[None]:
-    """Makes random operations that are traced in this context take their seeds from a stream.
+def drawing_from(stream: SeedStream | None) -> contextlib.AbstractContextManager[None]:
+    """Makes random operations take their seeds from a stream, if traced in the returned context.
 
     Args:
         stream: None leaves them alone, as those of initial values.
     """
-    before = _current.set(stream)
-    try:
-        yield
-    finally:
-        _current.reset(before)
+    return runtime.setting(_current, stream)
 
 
 def agreed(step: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs, replacements, step_errors
+from nanotf.compat import checkpointing, graphs, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
 from nanotf.errors import (
@@ -25,7 +25,7 @@ from nanotf.errors import (
     ModelError,
     UnavailableError,
 )
-from nanotf.sagemaker.smp import partitioned, pipeline, replicas, runtime, step_seeds
+from nanotf.sagemaker.smp import exchange, partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
 from nanotf.sagemaker.smp.step_output import StepOutput
@@ -223,24 +223,13 @@ class _BodyTraces:
 
 def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
     """Calls a step's function for each microbatch, once the one before has ended."""
-    results: list[Any] = []
-    before: list[Any] = []
-    for microbatch, (own_args, own_kwargs) in enumerate(parts):
-        with tf.control_dependencies(before):
-            args, kwargs = tf.nest.map_structure(
-                _anew, (own_args, own_kwargs), expand_composites=True
-            )
+    line, results = exchange.Line(), list[Any]()
+    for microbatch, part in enumerate(parts):
+        args, kwargs = line.copies(part)
+        with line.following():
             results.append(traces.of(microbatch)(*args, **kwargs))
-        flat = tf.nest.flatten(results[-1], expand_composites=True)
-        # TensorFlow may inline the call. What depends on the call's operation then waits
-        # for its side effects alone; what depends on a copy of a result, for the result.
-        before = [tf.identity(part).op for part in flat if part is not None]
+        line.ends_with(results[-1])
     return results
-
-
-def _anew(value: Any) -> Any:
-    """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
-    return tf.identity(value) if isinstance(value, tf.Tensor) else value
 
 
 def _applying_none(stock: Any, _: Any) -> Any:
@@ -273,6 +262,9 @@ TABLE = (
             ("base_optimizer:BaseOptimizer", KERAS_3),
             ("optimizer:_BaseOptimizer", KERAS_2),
         )
+    ),
+    checkpointing.asking_optimizers(
+        partitioned.check_optimizer, "a rank has the slots of one partition"
     ),
     *step_seeds.TABLE,
     *step_errors.CLASSES,

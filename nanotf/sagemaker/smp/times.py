@@ -1,6 +1,6 @@
 """Times of a step in one partition: when it computed, sent and waited.
 
-The operations of a partition form one line (`microbatch_passes.Line`). Those that run Python,
+The operations of a partition form one line (`exchange.Line`). Those that run Python,
 almost all of them messages, note when they began and ended; TensorFlow computed between two of
 them. So measuring costs a microsecond per message. Where no message follows a computation, as after
 the first partition's gradients, an operation of its own notes the end.

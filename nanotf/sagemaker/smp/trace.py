@@ -108,7 +108,7 @@ def trace(
         with contextlib.ExitStack() as stack:
             stack.enter_context(tf.variable_creator_scope(creator))
             stack.enter_context(effects.ordered())
-            stack.enter_context(runtime.noted(notes))
+            stack.enter_context(runtime.setting(runtime.notes, notes))
             stack.enter_context(around_layers(notes.of_layer))
             stack.enter_context(graphs.reading_released())  # other processes run those reads
             results = call(*inputs)

@@ -42,7 +42,7 @@ class WholePickler(heap.HeapPickler):
     def attributes(self, obj: Any) -> dict[str, Any]:
         found = super().attributes(obj)
         has_value = isinstance(obj, require_tensorflow().Variable) and identities.has_value(obj)
-        return {**found, heap.VALUE: values.read(obj).numpy()} if has_value else found
+        return {**found, heap.VALUE: values.array_of(obj)} if has_value else found
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, require_tensorflow().distribute.DistributedValues):

@@ -19,7 +19,7 @@ from nanotf.shipping.data import arrays
 from nanotf.shipping.data.inputs import rows_of_rank
 from nanotf.shipping.data.streams import Coming, StreamReader, StreamWriter
 from nanotf.wire import messages
-from nanotf.wire.blocks import ALIGNMENT, Block, aligned
+from nanotf.wire.blocks import ALIGNMENT, Block, Packing, aligned
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,18 @@ def test_arrays_of_objects(values: object) -> None:
     found = arrays.view(block, packed.refs[0])
     assert found.tolist() == original.tolist()
     assert arrays.view(block, packed.refs[1]).tolist() == [0, 1, 2]
+
+
+def test_copies_in_a_block_replace_the_arrays() -> None:
+    own, other = np.arange(5.0), np.arange(5.0)
+    packing = Packing()
+    packing.add(other + 1)
+    packing.add(np.frombuffer(own, np.uint8))
+    moved = packing.moved(packing.block())
+    assert moved(own) is not own
+    assert moved(own).tolist() == own.tolist()
+    assert not moved(own).flags.writeable
+    assert moved(other) is other
 
 
 def test_arrays_at_an_offset() -> None:

@@ -53,9 +53,12 @@ def test_rules(given: Any, text: str) -> None:
     assert "Received: " in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["horovod", "load_partition"])
-def test_requests_that_nanotf_refuses(key: str) -> None:
-    with pytest.raises(UnavailableError, match=f"{key}=True"):
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [("horovod", "hvd.allreduce. Leave out both"), ("load_partition", "Leave it")],
+)
+def test_requests_that_nanotf_refuses(key: str, remedy: str) -> None:
+    with pytest.raises(UnavailableError, match=f"{key}=True.*{remedy}"):
         config.check({"partitions": 1, key: True})
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from nanotf.errors import JobError, UnavailableError
 from nanotf.sagemaker.smp import runtime, step_report
-from nanotf.sagemaker.smp.rank_report import RankReport
 from nanotf.sagemaker.smp.schedule import Half
-from nanotf.sagemaker.smp.step_report import StepReport, last_report
+from nanotf.sagemaker.smp.step_report import RankReport, StepReport, last_report
 from nanotf.sagemaker.smp.times import ComputedHalf, Execution, Interval
 
 MS, MIB = 1_000_000, 2**20
