@@ -24,8 +24,9 @@ class ByFit:
 
     Args:
         role: str, "plain", "ideal", "one", "shm", "grpc" or "auto"; with the suffix "_bf16", in
-            mixed_bfloat16; with "_16", compiled with that many `steps_per_execution`. "auto" is nanotf with `num_processes="auto"`, and with workers
-            already started, since a block takes less time than starting them.
+            mixed_bfloat16; with "_16", compiled with that many `steps_per_execution`. "auto" is
+            nanotf with `num_processes="auto"`, and with workers already started, since a block
+            takes less time than starting them.
         spec: `Model`.
         rank, size: int, of this process among the processes of "ideal"; for nanotf, `size` is the
             number of workers.

@@ -26,7 +26,7 @@ from tensorflow.python.framework import op_callbacks, ops
 from tensorflow.python.ops import gen_resource_variable_ops
 
 from nanotf.compat import graphs
-from nanotf.machine.own_threads import OwnThread
+from nanotf.wire.own_threads import OwnThread
 
 
 def seeds() -> tuple[int, Any] | None:

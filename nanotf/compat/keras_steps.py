@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf.compat.generation import generation
-from nanotf.machine.own_threads import OwnThread
+from nanotf.wire.own_threads import OwnThread
 
 
 def drop(held: list[Any]) -> None:

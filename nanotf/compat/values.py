@@ -182,18 +182,29 @@ def array_of(variable: Any) -> np.ndarray[Any, Any]:
 
 
 def write(variable: Any, value: Any) -> None:
-    """Sets a `tf.Variable` to an array of its shape and dtype.
-
-    The variable gets a copy, unless nobody can write to the array: it then shares the memory until
-    its next value.
-    """
+    """Sets a `tf.Variable` to a copy of an array of its shape and dtype."""
     tf = require_tensorflow()
     if isinstance(variable, tf.distribute.DistributedValues):
         variable.assign(value)
         return
-    is_fixed = isinstance(value, np.ndarray) and not value.flags.writeable
-    value = _sharing(value, variable.dtype) if is_fixed else tf.constant(value, variable.dtype)
+    value = tf.constant(value, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def share(variable: Any, array: Any) -> None:
+    """Sets a `tf.Variable` to a read-only array, whose memory it has until its next value.
+
+    TensorFlow changes no memory in place that it has not allocated.
+
+    Args:
+        array: one that nothing changes any more; of another kind the variable gets a copy.
+    """
+    tf = require_tensorflow()
+    is_fixed = isinstance(array, np.ndarray) and not array.flags.writeable
+    if not is_fixed or isinstance(variable, tf.distribute.DistributedValues):
+        write(variable, array)
+        return
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_sharing(array, variable.dtype))
 
 
 def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
@@ -204,7 +215,7 @@ def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
     tf = require_tensorflow()
     before = _uninitialized(variable.shape, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=before.handle, value=read(variable))
-    write(variable, array)
+    share(variable, array)
     if not (variable.dtype.is_floating and array.nbytes > mmap.PAGESIZE and _MADVISE is not None):
         return
     # The system's page of zeros, which takes no memory.

@@ -15,8 +15,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from nanotf.machine.own_threads import OwnThread
 from nanotf.wire.channel import Channel, ChannelClosed
+from nanotf.wire.own_threads import OwnThread
 
 END_SECONDS = 1.0  # limit for a thread to end once its channel is shut down; it takes a millisecond
 

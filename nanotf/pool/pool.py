@@ -35,7 +35,6 @@ from nanotf import collectives
 from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerError
-from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import backends, handshake, interrupts, stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import greet
@@ -48,6 +47,7 @@ from nanotf.pool.transports import READS
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
+from nanotf.wire.own_threads import OwnThread
 
 STOP_SECONDS = 2.0  # for workers to exit after `Stop`, before they are killed
 TRIM_SECONDS = 60.0  # how often the parent checks whether a worker's log has become long

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanotf.errors import NanoError, WorkerError
-from nanotf.machine.own_threads import OwnThread
 from nanotf.parent.map.item_run import ItemRun
 from nanotf.parent.map.item_task import Outcome
 from nanotf.pool import interrupts
 from nanotf.shipping.objects import whole
 from nanotf.tracebacks import raising_at_the_call
+from nanotf.wire.own_threads import OwnThread
 
 END_SECONDS = 60.0  # limit for the workers of an interrupted call to end
 

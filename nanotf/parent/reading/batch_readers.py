@@ -30,7 +30,6 @@ from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, ReaderDied, WorkerDied
 from nanotf.machine import topology
-from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import interrupts, stalls
 from nanotf.pool.items import ItemPool, Joined, NotStarted, WorkerGone
 from nanotf.pool.pool import Delivery
@@ -40,6 +39,7 @@ from nanotf.pool.transports import READS
 from nanotf.shipping import orders
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
+from nanotf.wire.own_threads import OwnThread
 
 AHEAD = 2  # batches that a reader has at a time
 END_SECONDS = 20.0  # for the thread, which kills the processes

@@ -230,7 +230,7 @@ class WorkersModel:
         variables = self.original.variables
         for each in ended:
             for number, value in each.values.items():
-                values.write(tf_variable(variables[number]), value)
+                values.share(tf_variable(variables[number]), value)
         if method == "fit":
             self._state = _joined([each.state for each in ended])
             early = keras_optimizers.optimizer_variables(self.optimizer)
@@ -344,7 +344,7 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
         for slot, number in zip(slots, numbers, strict=True):
-            values.write(tf_variable(slot), state.slots[name][number])
+            values.share(tf_variable(slot), state.slots[name][number])
     for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
 

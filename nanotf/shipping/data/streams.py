@@ -45,7 +45,6 @@ from nanotf.compat.generators import from_generator
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
-from nanotf.machine.own_threads import OwnThread
 from nanotf.pool import interrupts
 from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, view
 from nanotf.shipping.data.inputs import (
@@ -58,6 +57,7 @@ from nanotf.shipping.data.inputs import (
 )
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import PAGE, Block, aligned
+from nanotf.wire.own_threads import OwnThread
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # time for user code to finish making a batch

@@ -184,7 +184,7 @@ def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
     else:
         vars(obj).update(found)
     if VALUE in attributes:
-        values.write(obj, attributes[VALUE])
+        values.share(obj, attributes[VALUE])
 
 
 # -------------------------------------------------------------------------------- the stream
