@@ -10,6 +10,8 @@ function changes travels back the same way.
 | private name | versions | why |
 | --- | --- | --- |
 | `tensorflow.python.framework.config.is_op_determinism_enabled`, `disable_op_determinism` | 2.14-2.21 | `enable_op_determinism` is public, and no name that tells whether it was called |
+| `Context._optimizer_jit`, `_optimizer_experimental_options` | 2.14-2.21 | `tf.config.optimizer` adds options, and takes none back |
+| `check_numerics_callback._state` and its attributes | 2.14-2.21 | `tf.debugging.enable_check_numerics` is public, and no name that tells whether it was called |
 """
 
 from __future__ import annotations
@@ -138,6 +140,36 @@ def _set_deterministic(wanted: bool) -> None:
     (config.enable_op_determinism if wanted else config.disable_op_determinism)()
 
 
+def _graph_options() -> tuple[bool | None, dict[str, Any]]:
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    return here._optimizer_jit, dict(here._optimizer_experimental_options)
+
+
+def _set_graph_options(wanted: tuple[bool | None, dict[str, Any]]) -> None:
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    here.optimizer_jit, options = wanted
+    here._optimizer_experimental_options.clear()
+    here.set_optimizer_experimental_options(options)
+
+
+def _checks_of_numbers() -> tuple[int, int] | None:
+    from tensorflow.python.debug.lib import check_numerics_callback as checks
+
+    found = getattr(checks._state, "check_numerics_callback", None)
+    return found and (found._stack_height_limit, found._path_length_limit)
+
+
+def _set_checks_of_numbers(wanted: tuple[int, int] | None) -> None:
+    debugging = require_tensorflow().debugging
+    debugging.disable_check_numerics()
+    if wanted is not None:
+        debugging.enable_check_numerics(*wanted)
+
+
 def _of_backend(name: str) -> Row:
     """Returns the row of a setting of `tf.keras.backend`, `floatx()` and `set_floatx()` for one."""
     return Row(
@@ -183,6 +215,8 @@ ROWS = (
         traced=True,
     ),
     Row("deterministic operations", _is_deterministic, _set_deterministic, traced=True),
+    Row("graph options", _graph_options, _set_graph_options, traced=True),
+    Row("checks of numbers", _checks_of_numbers, _set_checks_of_numbers, traced=True),
     Row(
         "eager functions",
         lambda: require_tensorflow().config.functions_run_eagerly(),

@@ -45,6 +45,8 @@ CHANGES: dict[str, Callable[[pathlib.Path], Any]] = {
     "dtype policy": lambda folder: POLICIES.set_global_policy("mixed_bfloat16"),
     "limits of a run": lambda folder: _limit(),
     "deterministic operations": lambda f: tf.config.experimental.enable_op_determinism(),
+    "graph options": lambda f: tf.config.optimizer.set_experimental_options({"remapping": False}),
+    "checks of numbers": lambda folder: tf.debugging.enable_check_numerics(),
     "eager functions": lambda folder: tf.config.run_functions_eagerly(True),
 }
 
