@@ -64,6 +64,8 @@ def render(result: Mapping[str, Any]) -> str:
             + _times(models, _with(names, "plain ideal shm grpc"), "first_batch", 1.0),
             "First batch on a cold start: import, build, call to end of the first step, s\n"
             + _cold(models, [n for n in names if n != "peer"]),
+            "Break-even: seconds of plain Keras after which nanotf is ahead, its start included\n"
+            + _break_even(models, _with(names, "one shm grpc")),
             "Peak memory of all processes, MB\n" + _peaks(models, names),
         ]
         if _with(names, "plain_bf16 shm_bf16"):
@@ -212,12 +214,34 @@ def _times(models: Mapping[str, Any], names: Sequence[str], what: str, factor: f
 
 
 def _cold(models: Mapping[str, Any], names: Sequence[str]) -> str:
+    rows = [
+        [m["title"], *(number(_cold_start(m, name), 1) for name in names)] for m in models.values()
+    ]
+    return table(["model", *(TITLES[name] for name in names)], rows)
+
+
+def _cold_start(model: Mapping[str, Any], name: str) -> Maybe:
+    found = model["contestants"].get(name)
+    if found is None or found["cold"]["first_batch"] is None:
+        return None
+    ready = found["ready"]
+    return float(ready["import_s"] + ready["build_s"] + found["cold"]["first_batch"])
+
+
+def _break_even(models: Mapping[str, Any], names: Sequence[str]) -> str:
     def cell(model: Mapping[str, Any], name: str) -> str:
-        found = model["contestants"].get(name)
-        if found is None or found["cold"]["first_batch"] is None:
+        ours, plain = _cold_start(model, name), _cold_start(model, "plain")
+        pairs = zip(
+            goals.seconds_per_step(model["contestants"].get("plain"), "epochs"),
+            goals.seconds_per_step(model["contestants"].get(name), "epochs"),
+            strict=False,
+        )
+        # The part of plain Keras's time that a round's epochs save.
+        saved = ratios.median(1 - fast / slow for slow, fast in pairs if slow and fast)
+        if None in (ours, plain, saved):
             return "-"
-        ready = found["ready"]
-        return number(ready["import_s"] + ready["build_s"] + found["cold"]["first_batch"], 1)
+        assert ours is not None and plain is not None and saved is not None
+        return number(max(0.0, ours - plain) / saved, 0) if saved > 0 else "never"
 
     rows = [[m["title"], *(cell(m, name) for name in names)] for m in models.values()]
     return table(["model", *(TITLES[name] for name in names)], rows)

@@ -143,7 +143,10 @@ def test_a_peer_is_one_more_contestant() -> None:
     [
         (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
-        (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
+        (
+            ["--contestants", "horovod"],
+            "Choose from plain, plain_16, ideal, one, shm, auto, grpc, stock",
+        ),
         (
             ["--parts", "all"],
             "start-up, collectives, hosts, records, items, readers, partitions, serving, memory",
@@ -288,6 +291,17 @@ def test_ratios_of_contestants() -> None:
     assert goals.ratio(model, "ranks") == pytest.approx(2.5)
     assert goals.ratio(model, "processor") == pytest.approx(1.25)
     assert goals.ratio(model, "grpc") is None
+
+
+def test_break_even() -> None:
+    """A start that takes 6 s longer, and epochs of half the time, pay after 12 s of plain Keras."""
+    result = _result()
+    shm = result["models"]["cnn"]["contestants"]["shm"]
+    shm["cold"]["first_batch"] += 6.0
+    slower = result["models"]["lstm"]["contestants"]["shm"] = _contestant(0.03, 0.4)
+    slower["cold"]["first_batch"] += 6.0
+    table = report.render(result).split("Break-even")[1].splitlines()
+    assert [line.split()[-1] for line in table[3:5]] == ["12", "never"]
 
 
 def test_goals() -> None:
