@@ -50,13 +50,13 @@ def test_variables_share_the_memory_of_arrays_that_nobody_writes_to() -> None:
     fixed = block.array(0, (4096,), np.float32)
     fixed.flags.writeable = False
     variable = tf.Variable(tf.zeros([4096]))
-    values.write(variable, fixed)
+    values.share(variable, fixed)
     before = values.array_of(variable)
     assert before.__array_interface__["data"][0] == fixed.__array_interface__["data"][0]
     variable.assign_add(tf.ones([4096]))
     assert set(variable.numpy()) == {2.0}
     assert set(fixed) == set(before) == {1.0}
-    values.write(variable, copied := np.full(4096, 3.0, np.float32))
+    values.share(variable, copied := np.full(4096, 3.0, np.float32))
     copied[...] = 4.0
     assert set(variable.numpy()) == {3.0}
 

@@ -100,6 +100,8 @@ def _divisible(length: Any, count: int) -> Any:
 
 def _rows(tensor: Any, name: str, count: int, number: int, axis: int) -> Any:
     rank = tensor.shape.rank
+    if rank == 0 and axis == 0:  # a number, such as one of NumPy's, which TensorFlow converts
+        return tensor
     if rank is not None and not -rank <= axis < rank:
         raise InvalidArgumentError(
             "A step splits each tensor among its arguments into microbatches along one axis. "
