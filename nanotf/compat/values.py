@@ -15,11 +15,8 @@ end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import enum
 import functools
-import mmap
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +25,7 @@ import numpy as np
 
 from nanotf.compat.keras_common import holds_numbers
 from nanotf.compat.versions import require_tensorflow
+from nanotf.wire import pages
 
 # The value's place, the arguments of `without_value`, the strategy, which is the receiver's, and what
 # TensorFlow keeps of graphs and reads.
@@ -48,10 +46,6 @@ _OF_PROCESS = frozenset(
         "_variable_read",
     }
 )
-
-
-_MADVISE = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def behind(variable: Any) -> Any:
@@ -216,22 +210,16 @@ def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
     before = _uninitialized(variable.shape, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=before.handle, value=read(variable))
     share(variable, array)
-    if not (variable.dtype.is_floating and array.nbytes > mmap.PAGESIZE and _MADVISE is not None):
+    if not (variable.dtype.is_floating and pages.can_drop(array.nbytes)):
         return
-    # The system's page of zeros, which takes no memory.
-    zeros = np.frombuffer(mmap.mmap(-1, array.nbytes, flags=_PRIVATE), array.dtype)
-    zeros.flags.writeable = False
+    zeros = pages.zeros(array.nbytes).view(array.dtype)
     address = _address(before)
     # TensorFlow adds in place if nothing else refers to the memory, such as a tensor of the user's.
     tf.raw_ops.AssignAddVariableOp(
         resource=before.handle, value=_sharing(zeros.reshape(array.shape), variable.dtype)
     )
     if _address(before) == address:
-        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (address + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        system = ctypes.CDLL(None).madvise
-        system.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        system(begin, max(0, end - begin), _MADVISE)
+        pages.drop(address, array.nbytes)
 
 
 def _address(variable: Any) -> int:

@@ -1,0 +1,36 @@
+"""Pages of memory that take no room."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+
+_DONT_NEED = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def zeros(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Returns read-only bytes of 0 that are the system's page of zeros again and again."""
+    found = np.frombuffer(mmap.mmap(-1, nbytes, flags=_PRIVATE), np.uint8)
+    found.flags.writeable = False
+    return found
+
+
+def can_drop(nbytes: int) -> bool:
+    """Returns True if `drop` does anything for so many bytes."""
+    return _DONT_NEED is not None and nbytes > mmap.PAGESIZE
+
+
+def drop(address: int, nbytes: int) -> None:
+    """Returns the pages between two addresses to the system. What was in them is lost.
+
+    See `madvise(2)`, `MADV_DONTNEED`.
+    """
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    system = ctypes.CDLL(None).madvise
+    system.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    system(begin, max(0, end - begin), _DONT_NEED)
