@@ -39,7 +39,11 @@ def read(noted: dict[str, Any], steps: int) -> Block:
         steps: int, of an epoch.
     """
     ends = noted["ends"]
-    epochs = [[s[1:] for s in noted["steps"] if s[0] == epoch] for epoch in range(len(ends))]
+    # Keras numbers the last of several steps at once as if all of them had data.
+    epochs = [
+        [[min(step, steps - 1), *times] for of, step, *times in noted["steps"] if of == epoch]
+        for epoch in range(len(ends))
+    ]
     step, processor = _per_step(epochs, 1), _per_step(epochs, 2)
     intervals = [later - sooner for sooner, later in itertools.pairwise(ends)]
     first_batch = noted["steps"][0][2] - noted["call"] if noted["steps"] else None

@@ -83,6 +83,17 @@ def test_steps_that_were_not_reported_are_counted() -> None:
     assert timeline.read(noted, 10).boundary == 2.0
 
 
+def test_the_last_of_several_steps_at_once_is_the_epochs_last() -> None:
+    """Keras reports steps 15, 31 and 47 of 40, if it executes 16 at once."""
+    noted = {
+        "call": 0.0,
+        "steps": [[0, n, (min(n, 39) + 1) / 10, None] for n in (15, 31, 47)],
+        "ends": [4.0],
+        "done": 4.0,
+    }
+    assert timeline.read(noted, 40).step == pytest.approx(0.1)
+
+
 def test_calls_without_a_clock_are_timed_by_difference() -> None:
     assert timeline.read_calls([[1, 10.0], [4, 16.0]]).epoch == 2.0
 
