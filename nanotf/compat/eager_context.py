@@ -256,14 +256,13 @@ class FirstUse:
         self.has_acted = False
         self._act = act
         self._error: BaseException | None = None
-        self._lock = threading.RLock()
 
     def note(self) -> None:
         """Acts, if the present thread is the user's and no other has been here."""
         # A thread that TensorFlow has made, one of `py_function`, serves a thread that was here.
         if isinstance(threading.current_thread(), (OwnThread, threading._DummyThread)):
             return
-        with self._lock:
+        with _turns:
             if not self.has_acted:
                 self.has_acted = True
                 try:
@@ -279,18 +278,26 @@ class FirstUse:
         Raises:
             BaseException: That of `act`, even if the code in this context has caught it.
         """
-        here = context.context()
-        kind: type = type(here)
-        watched: Any = _watched(kind)
-        here._nanotf_first_use = self
-        here.__class__ = watched
+        here: Any = context.context()
+        with _turns:
+            if not _awaited:
+                kind: type = type(here)
+                here.__class__ = _watched(kind)
+            _awaited.append(self)
         try:
             yield self
         finally:
-            with self._lock:
-                here.__class__ = kind
+            with _turns:
+                _awaited.remove(self)
+                if not _awaited:
+                    here.__class__ = type(here).__mro__[1]
         if self._error is not None:
             raise self._error
+
+
+_awaited: list[FirstUse] = []  # of calls in several threads, or of one within another
+# One for all: an action uses TensorFlow, and so may begin another's.
+_turns = threading.RLock()
 
 
 @functools.cache
@@ -300,7 +307,8 @@ def _watched(kind: Any) -> Any:
     class WatchedContext(kind):  # type: ignore[misc]
         @property
         def _thread_local_data(self) -> Any:
-            self._nanotf_first_use.note()
+            for each in tuple(_awaited):
+                each.note()
             return vars(self)["_thread_local_data"]
 
     return WatchedContext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -15,8 +16,10 @@ import pytest
 import tensorflow as tf
 from callback_parts import losing
 from parity import digits, small_cnn
+from tensorflow.python.eager import context
 
 import nanotf
+from nanotf.compat.eager_context import FirstUse
 from nanotf.compat.keras_common import tf_variable
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit.fit_call import FitCall
@@ -155,6 +158,21 @@ def _compare_looks(here: Callable[[Any], Any], thread: str, old: Any) -> None:
     tf.nest.map_structure(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-5), *found
     )
+
+
+def test_first_uses_within_each_other() -> None:
+    """All that are awaited act, and the context is as before."""
+    kind, acted = type(context.context()), list[str]()
+    outer, inner = (FirstUse(functools.partial(acted.append, name)) for name in ("outer", "inner"))
+    with outer.awaited():
+        with inner.awaited():
+            pass
+        assert acted == []
+        with FirstUse(functools.partial(acted.append, "second")).awaited():
+            tf.constant(1)
+        assert acted == ["outer", "second"]
+        tf.constant(1)
+    assert acted == ["outer", "second"] and type(context.context()) is kind
 
 
 def test_workers_store_their_state_only_for_hooks_that_use_tensorflow(
