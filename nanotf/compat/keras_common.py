@@ -36,6 +36,18 @@ def is_keras_own(value: Any) -> bool:
     return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
 
 
+def replacing_module(method: Any) -> str:
+    """Returns the name of the module whose code replaced a method of Keras's; empty if none did.
+
+    Libraries that log or trace by themselves set their own function on Keras's classes. It keeps
+    the name and `__module__` of Keras's function, but not its globals.
+    """
+    function = getattr(method, "__func__", method)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    known = (keras_module_name(), "keras", "tf_keras", "tensorflow")
+    return "" if module.partition(".")[0] in ("", *known) else module
+
+
 def flat_layers(obj: Any) -> list[Any]:
     """Returns a layer or model with all layers inside it; any other object alone."""
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]

@@ -67,6 +67,7 @@ def _run(kind: type[_Inference], keras_call: KerasCall, where: Where) -> Any:
     model, given = keras_call.model, keras_call.given
     assert given is not None
     plan = where.plan(kind.method)
+    keras_call.warn_of_bypass()
     call = kind(model, given, where.size)
     if plan is None:
         return gpu.run_here(model, kind.method, given, where.size)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
+from nanotf.compat import keras_common
 from nanotf.errors import InvalidArgumentTypeError, meant
 
 
@@ -49,6 +50,17 @@ class KerasCall:
     def with_arguments(self, given: Mapping[str, Any]) -> KerasCall:
         """Returns the call with other arguments, all by name."""
         return dataclasses.replace(self, args=(), kwargs=given, given=dict(given))
+
+    def warn_of_bypass(self) -> None:
+        """Warns if other code has replaced Keras's method, which workers do not call."""
+        if module := keras_common.replacing_module(self.method):
+            console.warn_once(
+                "Workers bypass the code by which %s has replaced Keras's `%s`, so it logs nothing "
+                "of this call. Call nanotf.patch_tensorflow() before that code is installed, or "
+                "start the script by `nanotf run`.",
+                module.partition(".")[0],
+                self.method.__name__,
+            )
 
     def __call__(self) -> Any:
         """Calls Keras's method; it raises Keras's own errors."""

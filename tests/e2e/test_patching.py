@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
+from nanotf import console
 from nanotf.compat import keras_models, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.keras import patching
@@ -359,6 +361,43 @@ UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
     "unlike rows": (OwnFunction, _unlike_rows, 3, "same number of rows"),
     "sparse": (TwoStreams, _sparse, 3, "dense tensors"),
 }
+
+
+def _logging(cls: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces `fit` of a class, as MLflow's `autolog` does; the list gets what it logs."""
+    stock, logged = cls.fit, list[str]()
+
+    @functools.wraps(stock)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        history = stock(self, *args, **kwargs)
+        logged.extend(history.history)
+        return history
+
+    monkeypatch.setattr(cls, "fit", fit)
+    return logged
+
+
+@pytest.mark.both_generations
+@pytest.mark.parametrize("is_patched", [True, False])
+@pytest.mark.every_case
+def test_libraries_that_replace_fit(
+    is_patched: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They log what workers train if nanotf has the public names; else a line says that not."""
+    monkeypatch.setattr(console.lines, "_warned", set())
+    model = nanotf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = _floats(12, 4)
+    if is_patched:
+        nanotf.patch_tensorflow()
+    try:
+        logged = _logging(tf.keras.Model, monkeypatch)
+        model.fit(x, x[:, :1], verbose=0, num_processes=2)
+    finally:
+        nanotf.unpatch_tensorflow()
+        monkeypatch.undo()
+    assert logged == (["loss"] if is_patched else [])
+    assert ("test_patching has replaced Keras's `fit`" in caplog.text) != is_patched
 
 
 @pytest.mark.skipif(not versions.is_keras_3(), reason="Keras 2 refuses empty data")

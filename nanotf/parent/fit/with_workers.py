@@ -48,6 +48,7 @@ def fit(
     model, given = keras_call.model, keras_call.given
     assert given is not None
     plan = where.plan("fit")
+    keras_call.warn_of_bypass()
     _check_steps_per_execution(model, where.transport)
     if plan is None and options.resume is not None:
         raise InvalidArgumentError(
