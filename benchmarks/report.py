@@ -405,6 +405,18 @@ def short_items(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def install(result: Mapping[str, Any], shown: int = 8) -> str:
+    """Returns the time of an installation, and a table of the largest distributions."""
+    sizes = sorted(result["sizes"].items(), key=lambda each: each[1], reverse=True)
+    rows = [
+        *sizes[:shown],
+        ("nanotf", result["sizes"]["nanotf"]),
+        (f"all {len(sizes)}", sum(result["sizes"].values())),
+    ]
+    made = f"{result['environment']:.0f} s for the environment, {result['seconds']:.0f} s for pip\n"
+    return made + table(["distribution", "MB"], [[name, number(n / 1e6, 1)] for name, n in rows])
+
+
 def serving(found: Mapping[str, Any]) -> str:
     """Returns the tables of servers: at full load, and the times that clients saw of nanotf."""
     rows = found["rows"]

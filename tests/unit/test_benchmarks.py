@@ -356,6 +356,15 @@ def test_the_report_shows_everything() -> None:
         assert part in text
 
 
+def test_the_largest_distributions_of_an_installation_and_nanotf() -> None:
+    sizes = {"tiny": 1_000, "tensorflow": 900_000_000, "nanotf": 2_000_000, "numpy": 70_000_000}
+    result = {"environment": 3.2, "seconds": 61.0, "sizes": sizes}
+    made, _, _, *rows = report.install(result, shown=2).splitlines()
+    assert made == "3 s for the environment, 61 s for pip"
+    assert [row.split("  ")[0] for row in rows] == ["tensorflow", "numpy", "nanotf", "all 4"]
+    assert rows[-1].endswith(" 972.0")
+
+
 def test_a_noisy_machine_is_reported() -> None:
     result = _result()
     result["models"]["cnn"]["contestants"]["shm"]["others"] = [0.4, 0.5]
