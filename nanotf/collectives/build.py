@@ -37,6 +37,7 @@ _FLAGS = [
 _SHM = (
     *("wait", "description", "group", "call", "collectives", "shm", "reduce", "reduce_baseline"),
     "records",
+    "shared_values",
 )
 _X86_VARIANTS = {
     "reduce_avx2": ["-mavx2"],

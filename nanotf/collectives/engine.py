@@ -55,7 +55,16 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
-        """Reverses `reduce_scatter`: joins all ranks' parts to arrays of the shapes of `likes`."""
+        """Reverses `reduce_scatter`: joins all ranks' parts to arrays of the shapes of `likes`.
+
+        Args:
+            part: a vector of elements; or an array of rows, as many to each rank as if they were
+                elements.
+        """
+
+    def drop_values(self, place: int) -> bool:
+        """Frees a place of `group.Group.gather_parts`; False if this engine shares no values."""
+        return False
 
     @abc.abstractmethod
     def all_gather(self, array: Array, key: int) -> Array:
@@ -154,8 +163,10 @@ def check_reducible(dtypes: Sequence[str]) -> None:
 
 def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> None:
     """Raises `InvalidArgumentError` unless `part` is the rank's part of arrays like `likes`."""
-    begin, end = part_of(rank, size, sum(like.size for like in likes))
-    if part.shape != (end - begin,) or any(like.dtype != part.dtype for like in likes):
+    row = int(np.prod(part.shape[1:], dtype=np.int64))
+    begin, end = part_of(rank, size, sum(like.size for like in likes) // max(1, row))
+    is_part = part.ndim > 0 and len(part) == end - begin
+    if not is_part or any(like.dtype != part.dtype for like in likes):
         raise InvalidArgumentError(
             f"gather_parts needs a part of {end - begin} elements with the dtype of `likes`. "
             f"Received: {part.dtype.name}{list(part.shape)}."

@@ -176,13 +176,18 @@ class Group:
         )
         return _with_shapes(results, [tf.TensorShape([end - begin])])[0]
 
-    def gather_parts(self, part: Tensor, likes: Sequence[Tensor], key: int) -> list[Tensor]:
+    def gather_parts(
+        self, part: Tensor, likes: Sequence[Tensor], key: int, place: int = 0
+    ) -> list[Tensor]:
         """Reverses `reduce_scatter`: every rank gives its part and gets all parts.
 
         Args:
-            part: one-dimensional tensor.
+            part: one-dimensional tensor of elements; or rows, as many as if they were elements.
             likes: tensors that give the shapes; their memory may be reused.
             key: see the class.
+            place: the number, equal on all ranks, of memory that they share, so that each copies
+                only its part; it has room for two results, of the same `likes`. A third is
+                copied while one is in use. 0: every rank gets a copy. `drop_values` frees it.
         """
         key = check_key(key)
         part = tf.convert_to_tensor(part)
@@ -191,7 +196,7 @@ class Group:
             with self._translated():
                 return list(
                     self._ops.nanotf_gather_parts(
-                        part=part, like=likes, group=self._handle, key=key
+                        part=part, like=likes, group=self._handle, key=key, place=place
                     )
                 )
         results = self._in_python(
@@ -200,6 +205,10 @@ class Group:
             [tensor.dtype for tensor in likes],
         )
         return _with_shapes(results, [tensor.shape for tensor in likes])
+
+    def drop_values(self, place: int) -> None:
+        """Frees the memory of a `place` of `gather_parts` once no tensor lies in it."""
+        self._engine.drop_values(place)
 
     def all_gather(self, tensor: Tensor, key: int, if_read: bool = False) -> Tensor:
         """Concatenates the ranks' tensors along axis 0, in the order of ranks.

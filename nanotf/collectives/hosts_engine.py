@@ -113,7 +113,7 @@ class HostsEngine(Engine):
         size = sum(like.size for like in likes)
         offer = CollectiveOffer(key, CollectiveKind.OTHER)
         with self._call(offer, describe("gather_parts", likes)) as call:
-            mine = self._local.all_gather(part, key, kind=offer.kind)
+            mine = self._local.all_gather(part.reshape(-1), key, kind=offer.kind)
             total = call.spread(lambda: np.concatenate(call.swap(mine)), (size,), part.dtype)
         return _shaped(total, likes)
 

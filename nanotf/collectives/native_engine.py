@@ -126,11 +126,14 @@ class NativeEngine(Engine):
             results,
             part.ctypes.data,
             part.nbytes,
-            part.dtype.itemsize,
+            part.itemsize * int(np.prod(part.shape[1:], dtype=np.int64)),
             _fragments([(None, result) for result in results]),
             len(results),
         )
         return results
+
+    def drop_values(self, place: int) -> bool:
+        return not self._library.nanotf_drop_values(self.handle, place)
 
     def all_gather(
         self, array: Array, key: int, kind: CollectiveKind = CollectiveKind.NOTHING

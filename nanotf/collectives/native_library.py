@@ -127,6 +127,7 @@ def load() -> ctypes.CDLL:
             ctypes.c_int,
             [handle, call, address, size, size, ctypes.POINTER(Fragment), handle, failure],
         ),
+        "drop_values": (ctypes.c_int, [handle, handle]),
         "all_gather": (
             ctypes.c_int,
             [handle, call, address, size, size, Allocate, address, failure],

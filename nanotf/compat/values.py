@@ -7,7 +7,7 @@ end.
 | private name | versions seen | why |
 | --- | --- | --- |
 | `resource_variable_ops.UninitializedVariable`, `BaseResourceVariable._handle`, its `_parent_trackable` | 2.14-2.21 | a variable without a value takes no memory |
-| `DistributedVariable._values` | 2.14-2.21 | see `_is_of_replicas` |
+| `DistributedVariable._values` | 2.14-2.21 | see `_is_of_replicas`; its one replica shares memory |
 | the attributes in `_OF_PROCESS` | 2.14-2.21 | they are valid only in the process that made the variable |
 | `ops.EagerTensor` | 2.14-2.21 | a tensor over an array's memory; `tf.constant` copies it |
 """
@@ -194,11 +194,12 @@ def share(variable: Any, array: Any) -> None:
         array: one that nothing changes any more; of another kind the variable gets a copy.
     """
     tf = require_tensorflow()
-    is_fixed = isinstance(array, np.ndarray) and not array.flags.writeable
-    if not is_fixed or isinstance(variable, tf.distribute.DistributedValues):
+    of_replicas = variable._values if _is_of_replicas(variable) else (variable,)
+    if len(of_replicas) > 1 or not isinstance(array, np.ndarray) or array.flags.writeable:
         write(variable, array)
         return
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_sharing(array, variable.dtype))
+    value = _sharing(array, variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=of_replicas[0].handle, value=value)
 
 
 def move(variable: Any, array: np.ndarray[Any, Any]) -> None:

@@ -81,7 +81,7 @@ class OptimizerShards:
             name: [place[id(keras_common.tf_variable(v))] for v in slot]
             for name, slot in keras_optimizers.optimizer_slots(optimizer).items()
         }
-        if not slots or not _are_understood(optimizer, slots, trainable, variables):
+        if not _are_understood(optimizer, slots, trainable, variables):
             return None
 
         def divided(ids: set[int]) -> Divided:
@@ -162,8 +162,9 @@ class ShardedUpdate:
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
             optimizer updates it instead of them.
-        alike: list of `tf.Variable`, the variables that only the update changes. It sets them to
-            values that all workers read from the same memory.
+        divided: list of `tf.Variable`, which each step sets to values that all workers read from
+            the same memory.
+        alike: those of them that nothing else changes.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class ShardedUpdate:
     ) -> None:
         tf = require_tensorflow()
         self.strategy = strategy
+        self._place = strategy.place_for(self)
         self.optimizer = keras_optimizers.unbuilt_twin(optimizer)
         self.shards = shards
         dense = [keras_common.tf_variable(v) for v in shards.dense.of(trainable)]
@@ -180,7 +182,8 @@ class ShardedUpdate:
         )
         tables = [keras_common.tf_variable(v) for v in shards.tables.of(trainable)]
         self._tables = [_TablePart(strategy, v) for v in tables]
-        self.alike = [] if shards.refresh else [*dense, *tables]
+        self.divided = [*dense, *tables]
+        self.alike = [] if shards.refresh else self.divided
         # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
         self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
         divided = [self.part, *(table.part for table in self._tables)]
@@ -242,11 +245,11 @@ class ShardedUpdate:
         )
         for variable, value, mask in kept:
             variable.assign(tf.where(mask, value, variable))
-        updated = self.strategy.gather_parts(part.read_value(), parts)
+        updated = self.strategy.gather_parts(part.read_value(), parts, self._place)
         for variable, value in zip(variables, updated, strict=True):
             variable.assign(value)
         for own, table in zip(self._tables, tables, strict=True):
-            table.assign(own.of_all_ranks())
+            table.assign(own.of_all_ranks(table))
 
     def _own_part(self, gradient: Any, variable: Any) -> Any:
         """Returns this worker's part of a gradient; rank 0 gets all of a gradient that is no sum."""
@@ -301,8 +304,8 @@ class _TablePart:
     def __init__(self, strategy: Any, table: Any) -> None:
         tf = require_tensorflow()
         self._strategy = strategy
+        self._place = strategy.place_for(self)
         rows_of_table, *self._rest = table.shape
-        self._shape = table.shape
         self._bounds = strategy.part_of(rows_of_table)
         row = table.shape.num_elements() // rows_of_table
         self.elements = (self._bounds[0] * row, self._bounds[1] * row)
@@ -329,11 +332,10 @@ class _TablePart:
             tf.constant([end - first, *self._rest], tf.int64),
         )
 
-    def of_all_ranks(self) -> Any:
+    def of_all_ranks(self, table: Any) -> Any:
         """The whole table, joined from all ranks' rows."""
-        tf = require_tensorflow()
         own = keras_common.tf_variable(self.part).read_value()
-        return tf.ensure_shape(self._strategy.gather_rows(own), self._shape)
+        return self._strategy.gather_parts(own, [table], self._place)[0]
 
 
 def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int, int, int]]:

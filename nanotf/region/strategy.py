@@ -13,8 +13,10 @@ and TensorFlow do the training. Two things differ from the stock strategy:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -124,6 +126,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             extended.group = group
             distribute.set_rank(extended, rank, size)
             self._keys = keys = launcher.Keys()
+            self._places = itertools.count(1)
             distribute.use_launcher(
                 extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
             )
@@ -203,10 +206,21 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         """Sums dense tensors, treated as one vector, over the ranks; returns this rank's part."""
         return self.extended.group.reduce_scatter(tensors, self._keys.next())
 
-    def gather_parts(self, part: Any, likes: Sequence[Any]) -> list[Any]:
-        """Joins the parts of all ranks into tensors with the shapes of `likes`."""
-        gathered: list[Any] = self.extended.group.gather_parts(part, likes, self._keys.next())
+    def gather_parts(self, part: Any, likes: Sequence[Any], place: int) -> list[Any]:
+        """Joins the parts of all ranks into tensors with the shapes of `likes`.
+
+        Args:
+            place: the result of `place_for`.
+        """
+        gathered: list[Any]
+        gathered = self.extended.group.gather_parts(part, likes, self._keys.next(), place)
         return gathered
+
+    def place_for(self, owner: Any) -> int:
+        """Returns a number for memory that all ranks share, which is freed after `owner`."""
+        place = next(self._places)
+        weakref.finalize(owner, self.extended.group.drop_values, place)
+        return place
 
     @contextlib.contextmanager
     def values_known(self) -> Iterator[None]:

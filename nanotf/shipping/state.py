@@ -11,13 +11,13 @@ completed epoch, intact.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from nanotf.collectives.engine import part_of
-from nanotf.compat.values import array_of, write
+from nanotf.compat.values import array_of, share, write
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.data.arrays import ArrayRef, PackedArrays, dtype_name, numpy_dtype, view
@@ -93,6 +93,8 @@ class SharedVariables:
         block: of `StateLayout.nbytes` bytes.
         variables: `tf.Variable`s in the layout's order.
         parts: this process leaves out variables that it holds only there.
+        lent: ids of those variables that lie in the block, after `load`, until their next value.
+            They must get it before the values of the same turn change.
 
     Raises:
         ModelError: The variables are not those of the layout.
@@ -104,6 +106,7 @@ class SharedVariables:
         block: Block,
         variables: Sequence[Any],
         parts: Sequence[VectorPart] = (),
+        lent: Collection[int] = (),
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
@@ -112,6 +115,7 @@ class SharedVariables:
         self.block = block
         self.variables = [variables[place] for place in self.places]
         self.parts = list(parts)
+        self._lent = lent
 
     def _start(self, turn: int) -> int:
         return (turn % 2) * self.layout.values_nbytes
@@ -124,7 +128,11 @@ class SharedVariables:
         """Sets the variables from the block's values of `turn`."""
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            write(variable, values[place])
+            if id(variable) in self._lent:
+                values[place].flags.writeable = False  # of this view
+                share(variable, values[place])
+            else:
+                write(variable, values[place])
         for part in self.parts:
             pieces = [piece for piece, _ in _pieces(part, values)]
             if pieces:

@@ -109,11 +109,15 @@ class _ModelRun:
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
-        update = kept.update if isinstance(order, orders.FitOrder) else None
-        held = [] if update is None else [state.VectorPart(*part) for part in update.variables()]
         variables = [*variables_of(self.model), *(kept.numbered[n] for n in order.captured)]
+        held: list[state.VectorPart] = []
+        lent = variables
+        if isinstance(order, orders.FitOrder):  # which writes the block after each epoch
+            update = kept.update
+            held = [] if update is None else [state.VectorPart(*p) for p in update.variables()]
+            lent = [] if update is None else update.divided
         self.state = state.SharedVariables(
-            order.layout, self.blocks[order.state_block], variables, held
+            order.layout, self.blocks[order.state_block], variables, held, set(map(id, lent))
         )
         self.state.load(0)
         self._note_attributes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from nanotf.collectives import Group
 from nanotf.collectives import group as group_module
+from nanotf.collectives.engine import part_of
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.wire.failures import Failure
 
@@ -38,6 +40,7 @@ def everything(spec: Any, rank: int, fd: int, with_ops: bool) -> list[str]:
     try:
         _eager(group)
         _in_function(group)
+        _shared(group, with_ops)
         _unknown_shapes(group)
         _each_call_runs_once(group)
         _in_loop(group)
@@ -108,6 +111,55 @@ def _in_function(group: Group) -> None:
         assert np.all(many[1].numpy() == group.size - 1 + repeat)
         assert rows.shape == (2 * group.size, 3) and rows.numpy()[-1, 0] == group.size - 1 + repeat
         assert np.all(first.numpy() == repeat)
+
+
+def _shared(group: Group, with_ops: bool) -> None:
+    """Values in shared memory: equal ones, never written while anything holds them, freed."""
+    likes = [tf.zeros([7, 5]), tf.zeros([]), tf.zeros([3, 0]), tf.zeros([70_001])]
+    size = sum(like.shape.num_elements() for like in likes)
+    begin, end = part_of(group.rank, group.size, size)
+    variables = [tf.Variable(like) for like in likes]
+
+    @tf.function
+    def step(number: Any) -> Any:
+        whole = tf.range(size, dtype=tf.float32) + number
+        given = group.gather_parts(whole[begin:end], likes, 71, place=1)
+        for variable, value in zip(variables, given, strict=True):
+            variable.assign(value)
+        return given
+
+    held: dict[int, Any] = {}
+    for number in range(8):
+        found = step(tf.constant(float(number)))
+        if number in (3, 4, 6) and group.rank == 0:  # so that others have sets free, and this none
+            held[number] = found
+        del found
+        for old, tensors in {number: variables, **held}.items():
+            flat = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+            assert np.array_equal(flat, np.arange(size, dtype=np.float32) + old)
+    variables[0].assign_add(tf.ones([7, 5]))  # which TensorFlow does in memory of its own
+    group.barrier(72)
+    assert float(variables[0][0, 0]) == 8.0, "another rank's variable has changed"
+    table = group.gather_parts(_own_rows(group, 5, 3), [tf.zeros([5, 3])], 73, place=2)[0]
+    assert np.array_equal(table.numpy(), np.arange(15.0).reshape(5, 3))
+    before = _memory_files()
+    group.drop_values(1)
+    group.drop_values(2)
+    held.clear()
+    variables.clear()
+    del table, step
+    gc.collect()
+    assert before - _memory_files() == (2 if with_ops else 0), "a place is one file"
+
+
+def _memory_files() -> int:
+    """Returns how many shared files in memory this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:nanotf")
+
+
+def _own_rows(group: Group, rows: int, length: int) -> Any:
+    begin, end = part_of(group.rank, group.size, rows)
+    return tf.reshape(tf.range(rows * length, dtype=tf.float32), [rows, length])[begin:end]
 
 
 def _unknown_shapes(group: Group) -> None:

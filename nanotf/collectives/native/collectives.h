@@ -15,6 +15,11 @@ void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
                    const NanotfFragment* fragments, int64_t count, void* out, uint64_t out_bytes);
 void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_t part_bytes,
                  uint64_t element_bytes, const NanotfFragment* fragments, int64_t count);
+// The same in memory that all ranks share: see nanotf_gather_shared. Returns false, on all ranks,
+// if there is no such memory or a rank still holds both sets of values.
+bool GatherShared(Group& group, const NanotfCall& what, int64_t place, const void* part,
+                  uint64_t part_bytes, uint64_t element_bytes, NanotfFragment* fragments,
+                  int64_t count, void** holds);
 void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,
                uint64_t row_bytes, NanotfAllocate allocate, void* context);
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,

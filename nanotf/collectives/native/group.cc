@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace nanotf {
 
@@ -104,6 +105,24 @@ int64_t Group::Failures(Failure* last) {
   std::lock_guard<std::mutex> lock(mutex_);
   *last = last_failure_;
   return failures_;
+}
+
+bool Group::FindValues(int64_t place, std::shared_ptr<SharedValues>* values) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(place);
+  if (found == values_.end()) return false;
+  *values = found->second;
+  return true;
+}
+
+void Group::KeepValues(int64_t place, std::shared_ptr<SharedValues> values) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_[place] = std::move(values);
+}
+
+void Group::DropValues(int64_t place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_.erase(place);
 }
 
 void Group::Close() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "layout.h"
+#include "shared_values.h"
 #include "shm.h"
 #include "wait.h"
 
@@ -123,6 +124,11 @@ class Group {
   void Remember(const Failure& failure);
   // Returns how many have failed; `last` gets the last failure.
   int64_t Failures(Failure* last);
+  // Returns false if the ranks have not yet tried to share values in `place`; nullptr if they
+  // cannot.
+  bool FindValues(int64_t place, std::shared_ptr<SharedValues>* values);
+  void KeepValues(int64_t place, std::shared_ptr<SharedValues> values);
+  void DropValues(int64_t place);
 
  private:
   friend class Call;
@@ -156,6 +162,7 @@ class Group {
   int64_t failures_ = 0;
   Failure last_failure_ = {};
   std::unordered_map<uint32_t, KeyState> keys_;
+  std::unordered_map<int64_t, std::shared_ptr<SharedValues>> values_;
   bool busy_[kSlots] = {};
 };
 

@@ -106,6 +106,7 @@ struct Attributes {
   int64_t key = 0;
   int64_t root = 0;
   int64_t length = 0;
+  int64_t place = 0;
   NanotfReduction reduction = kNanotfSum;
 };
 
@@ -113,7 +114,7 @@ std::string ReductionName(NanotfReduction reduction) {
   return reduction == kNanotfSum ? "sum" : reduction == kNanotfMin ? "min" : "max";
 }
 
-enum Extra { kNoExtra, kRoot, kLength, kReduction };
+enum Extra { kNoExtra, kRoot, kLength, kPlace, kReduction };
 
 template <Extra kExtra>
 void* CreateKernel(TF_OpKernelConstruction* construction) {
@@ -126,6 +127,7 @@ void* CreateKernel(TF_OpKernelConstruction* construction) {
   get("key", &attributes->key);
   if (kExtra == kRoot) get("root", &attributes->root);
   if (kExtra == kLength) get("length", &attributes->length);
+  if (kExtra == kPlace) get("place", &attributes->place);
   if (kExtra == kReduction && Ok(status)) {
     char name[8] = {};
     tf().OpKernelConstruction_GetAttrString(construction, "reduction", name, 3, status.get());
@@ -287,7 +289,38 @@ void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
                                   tf().TensorByteSize(part.get()), run.failure()));
 }
 
-// Reverses ComputeReduceScatter: tensors of the shapes of inputs 1 to N, from all parts (input 0).
+// Makes the outputs of ComputeGatherParts in memory that all ranks share; returns false if they
+// cannot be, or after an error.
+bool GatherShared(Execution* run, const Attributes& attributes, const Description& description,
+                  const Tensor& part, uint64_t element_bytes,
+                  const std::vector<std::vector<int64_t>>& dims) {
+  const TypeInfo& info = InfoOf(tf().TensorType(part.get()));
+  std::vector<NanotfFragment> fragments;
+  for (const std::vector<int64_t>& shape : dims) {
+    uint64_t bytes = info.bytes;
+    for (const int64_t dim : shape) bytes *= static_cast<uint64_t>(dim);
+    fragments.push_back({nullptr, nullptr, bytes});
+  }
+  std::vector<void*> holds(fragments.size(), nullptr);
+  const int64_t count = static_cast<int64_t>(fragments.size());
+  const NanotfCall call = description.Call(attributes.key);
+  int shared = 0;
+  run->Check(nanotf_gather_shared(attributes.group, &call, attributes.place,
+                                  tf().TensorData(part.get()), tf().TensorByteSize(part.get()),
+                                  element_bytes, fragments.data(), count, holds.data(), &shared,
+                                  run->failure()));
+  if (!run->ok() || !shared) return false;
+  for (size_t i = 0; i < fragments.size(); ++i) {
+    const Tensor output(tf().NewTensor(
+        info.type, dims[i].data(), static_cast<int>(dims[i].size()), fragments[i].out,
+        fragments[i].bytes, [](void*, size_t, void* hold) { nanotf_release(hold); }, holds[i]));
+    run->SetOutput(static_cast<int>(i), output);
+  }
+  return true;
+}
+
+// Reverses ComputeReduceScatter: tensors of the shapes of inputs 1 to N, from all parts (input 0),
+// which have elements or, with more dimensions than one, rows.
 void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
@@ -296,25 +329,33 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   if (!run.ok()) return;
   const TypeInfo& info = InfoOf(tf().TensorType(part.get()));
   const int count = tf().NumInputs(context) - 1;
+  std::vector<std::vector<int64_t>> dims;
+  for (int i = 0; i < count; ++i) {
+    const Tensor like = run.Input(i + 1);
+    if (!run.ok()) return;
+    dims.push_back(Dims(like.get()));
+    description.Add(info, dims.back());
+  }
+  uint64_t element_bytes = info.bytes;
+  const std::vector<int64_t> rows = Dims(part.get());
+  for (size_t i = 1; i < rows.size(); ++i) element_bytes *= static_cast<uint64_t>(rows[i]);
+  if (attributes.place != 0 &&
+      GatherShared(&run, attributes, description, part, element_bytes, dims)) {
+    return;
+  }
+  if (!run.ok()) return;
   std::vector<Tensor> outputs;
   std::vector<NanotfFragment> fragments(count);
   for (int i = 0; i < count; ++i) {
-    std::vector<int64_t> dims;
-    {
-      // Released at once: holding an input would prevent reuse of its memory.
-      const Tensor like = run.Input(i + 1);
-      if (!run.ok()) return;
-      dims = Dims(like.get());
-    }
-    description.Add(info, dims);
-    outputs.push_back(run.OutputInPlace(i + 1, i, dims));
+    // In the memory of the input, which nothing holds any more.
+    outputs.push_back(run.OutputInPlace(i + 1, i, dims[i]));
     if (!run.ok()) return;
     fragments[i] = {nullptr, tf().TensorData(outputs[i].get()),
                     tf().TensorByteSize(outputs[i].get())};
   }
   const NanotfCall call = description.Call(attributes.key);
   run.Check(nanotf_gather_parts(attributes.group, &call, tf().TensorData(part.get()),
-                                tf().TensorByteSize(part.get()), info.bytes, fragments.data(),
+                                tf().TensorByteSize(part.get()), element_bytes, fragments.data(),
                                 count, run.failure()));
 }
 
@@ -477,11 +518,11 @@ __attribute__((constructor)) void RegisterAll() {
        CreateKernel<kLength>,
        ComputeReduceScatter},
       {"NanotfGatherParts",
-       {"N: int >= 1", kReducible},
+       {"N: int >= 1", kReducible, "place: int"},
        {"part: T", "like: N * T"},
        "tensors: N * T",
        ShapesAfterFirst,
-       CreateKernel<kNoExtra>,
+       CreateKernel<kPlace>,
        ComputeGatherParts},
       {"NanotfAllGather",
        {kMovable},

@@ -130,6 +130,22 @@ int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part
   });
 }
 
+int nanotf_gather_shared(int64_t handle, const NanotfCall* call, int64_t place, const void* part,
+                         uint64_t part_bytes, uint64_t element_bytes, NanotfFragment* fragments,
+                         int64_t count, void** holds, int* shared, NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
+    *shared = nanotf::GatherShared(group, *call, place, part, part_bytes, element_bytes, fragments,
+                                   count, holds);
+  });
+}
+
+void nanotf_release(void* hold) { delete static_cast<nanotf::Hold*>(hold); }
+
+int nanotf_drop_values(int64_t handle, int64_t place) {
+  NanotfFailure unused;
+  return Guard(&unused, [&] { Groups().Get(handle)->DropValues(place); });
+}
+
 int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in, uint64_t rows,
                       uint64_t row_bytes, NanotfAllocate allocate, void* context,
                       NanotfFailure* failure) {

@@ -136,12 +136,25 @@ NANOTF_EXPORT int nanotf_all_reduce(int64_t handle, const NanotfCall* call, Nano
 NANOTF_EXPORT int nanotf_reduce_scatter(int64_t handle, const NanotfCall* call, NanotfType type,
                                         const NanotfFragment* fragments, int64_t count, void* out,
                                         uint64_t out_bytes, NanotfFailure* failure);
-// Reverses nanotf_reduce_scatter: every rank gives its part and gets all. Only `out` of the
-// fragments is used.
+// Reverses nanotf_reduce_scatter: every rank gives its part and gets all. What counts as an element
+// may be a row, of `element_bytes`. Only `out` of the fragments is used.
 NANOTF_EXPORT int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part,
                                       uint64_t part_bytes, uint64_t element_bytes,
                                       const NanotfFragment* fragments, int64_t count,
                                       NanotfFailure* failure);
+// The same in memory that all ranks map: copies only this rank's part. Sets `out` of the fragments
+// to the tensors there, and `holds`, of `count` places, to what nanotf_release gets once nothing
+// needs the tensor. The memory has two sets of tensors, and lies in `place`: a number that names
+// it. It has to be free of the values before the last: if any rank still holds both sets, or cannot
+// map the memory, `*shared` is 0 on all ranks, and nothing else is done.
+NANOTF_EXPORT int nanotf_gather_shared(int64_t handle, const NanotfCall* call, int64_t place,
+                                       const void* part, uint64_t part_bytes,
+                                       uint64_t element_bytes, NanotfFragment* fragments,
+                                       int64_t count, void** holds, int* shared,
+                                       NanotfFailure* failure);
+NANOTF_EXPORT void nanotf_release(void* hold);
+// Frees the memory of `place` once no tensor lies in it.
+NANOTF_EXPORT int nanotf_drop_values(int64_t handle, int64_t place);
 // Concatenates the ranks' rows in the order of ranks; `rows` may differ between ranks.
 NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in,
                                     uint64_t rows, uint64_t row_bytes, NanotfAllocate allocate,

@@ -32,6 +32,8 @@ using TfShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
   X(void, SetStatus, (TF_Status*, TF_Code, const char*))                                         \
   X(TF_Code, GetCode, (const TF_Status*))                                                        \
   X(const char*, Message, (const TF_Status*))                                                    \
+  X(TF_Tensor*, NewTensor,                                                                       \
+    (TF_DataType, const int64_t*, int, void*, size_t, void (*)(void*, size_t, void*), void*))    \
   X(void, DeleteTensor, (TF_Tensor*))                                                            \
   X(TF_DataType, TensorType, (const TF_Tensor*))                                                 \
   X(int, NumDims, (const TF_Tensor*))                                                            \
