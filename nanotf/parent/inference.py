@@ -95,20 +95,9 @@ class _Inference(ModelCall):
 
     def begin(self) -> list[Block]:
         a, model = self.arguments, self.model
-        steps = self.data.steps
-        list_class = keras_models.callback_list_class()
-        callbacks = a.callbacks
-        if not isinstance(callbacks, list_class):
-            callbacks = list_class(
-                callbacks,
-                add_history=generation().PASSES_ADD_A_HISTORY,
-                add_progbar=a.verbose != 0,
-                model=model,
-                verbose=1 if a.verbose == "auto" else a.verbose,
-                epochs=1,
-                steps=steps,
-            )
-        self.callbacks = ParentCallbacks(callbacks, model, a.verbose, 1, steps)
+        self.callbacks = ParentCallbacks(
+            a.callbacks, model, a.verbose, 1, self.data.steps, generation().PASSES_ADD_A_HISTORY
+        )
         self.callbacks.waits &= self.hooks
         self.callbacks.events &= self.hooks
         if generation().PASSES_CAN_BE_STOPPED:
