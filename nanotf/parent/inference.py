@@ -70,8 +70,7 @@ def _run(kind: type[_Inference], keras_call: KerasCall, where: Where) -> Any:
     call = kind(model, given, where.size)
     if plan is None:
         return gpu.run_here(model, kind.method, given, where.size)
-    with where.lent(plan) as workers:
-        return call.run(workers)
+    return call.run_on(where, plan)
 
 
 class _Inference(ModelCall):

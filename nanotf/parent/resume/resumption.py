@@ -200,7 +200,7 @@ def finished(call: Any) -> Any:
     model.stop_training = resumption.stops
     times = Stopwatch(0, None).finish()
     hint = "The training was complete; its checkpoint has the result."
-    model.history.nanotf = call_report.Report.of_one_process("fit", times, hint)
+    model.history.nanotf = call_report.Report.of_one_process(times, hint)
     return model.history
 
 
