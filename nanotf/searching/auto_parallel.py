@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import optuna
+
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say, status
 from nanotf.errors import WorkerError
@@ -24,7 +26,6 @@ from nanotf.parent.auto import candidates, rule
 from nanotf.parent.auto.first_epochs import MEASURED_SECONDS, MEASURED_STEPS
 from nanotf.parent.map import mapping
 from nanotf.searching import studies
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.search_arguments import SearchArguments
 from nanotf.searching.space import suggest
 from nanotf.searching.trials import Recipe
@@ -155,7 +156,6 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> t
 
 def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     """Returns the seconds of a step by the number of workers; as text, which a study stores."""
-    optuna = require_optuna()
     draw = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
     function = StepTime(request.recipe, suggest(draw, request.space))
     found: dict[str, float] = {}
