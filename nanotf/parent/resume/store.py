@@ -36,7 +36,7 @@ FORMAT = 2
 KEPT = 2  # the newest, and the one before
 OWN, _LOCK = "nanotf-resume", "lock"
 _MANIFEST, _ARRAYS, _MARKER = "manifest.json", "arrays.npz", "marker"
-_NAME, _UNFINISHED = "checkpoint-", "unfinished-"
+_NAME, _UNFINISHED = "checkpoint-", ".checkpoint-*.part"  # the latter of `files.new_folder`
 _NUMBER = re.compile(rf"{_NAME}([0-9]{{8,}})", re.ASCII)
 _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
@@ -153,32 +153,23 @@ class Folder:
             manifest: values that JSON can hold.
             arrays: `numpy.ndarray` by name.
         """
-        made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))
-        try:
+        with files.new_folder(self.own / f"{_NAME}{self._next_number():08}") as made:
             (made / _MARKER).touch()
-            with (made / _ARRAYS).open("wb") as file:
-                # Not `np.savez(**arrays)`: a name may be that of an argument.
-                with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-                    for name, array in arrays.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, array, allow_pickle=False)
-                files.flush(file)
+            # Not `np.savez(**arrays)`: a name may be that of an argument.
+            with zipfile.ZipFile(made / _ARRAYS, "w", allowZip64=True) as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
             whole = {"sha256": _sha256_of(content), "content": content}
             files.write_json(made / _MANIFEST, whole, indent=1)
-            made.chmod(0o755)  # `mkdtemp` lets nobody else read it
-            made.rename(self.own / f"{_NAME}{self._next_number():08}")
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
         # The new name is on the disk before older checkpoints are deleted.
-        files.flush_folder(self.own)
         self._delete_old()
 
     def _delete_old(self) -> None:
         # One run at a time writes here (`lock`): unfinished folders are of runs that died.
         own = [path for _, path in self._numbered() if path.parent == self.own]
-        for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
+        for path in itertools.chain(own[:-KEPT], self.own.glob(_UNFINISHED)):
             if _is_marked(path):
                 shutil.rmtree(path, ignore_errors=True)
 
