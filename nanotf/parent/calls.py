@@ -437,5 +437,5 @@ def _check_same_hook(waiting: Mapping[int, messages.Waiting]) -> None:
         raise WorkerError(
             "All workers must reach the same hook. Received: rank 0 at "
             f"{first.hook}({first.index}), others at "
-            f"{[(m.rank, m.hook, m.index) for m in waiting.values() if m.rank]}."
+            f"{[(rank, m.hook, m.index) for rank, m in waiting.items() if rank]}."
         )

@@ -199,7 +199,7 @@ class _PredictCall(_Inference):
 
     def _on_outputs(self, rank: int, message: Delivery) -> None:
         said = message.message
-        self.outputs.take(said.rank, said.structure, said.arrays, message.block)
+        self.outputs.take(rank, said.structure, said.arrays, message.block)
 
     HANDLERS: ClassVar[Mapping[type, str]] = {**ModelCall.HANDLERS, Delivery: "_on_outputs"}
 

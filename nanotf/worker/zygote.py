@@ -247,7 +247,7 @@ def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
-    return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
+    return life.run(sock, order)
 
 
 if __name__ == "__main__":
