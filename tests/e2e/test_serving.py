@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 
 import numpy as np
@@ -282,6 +281,11 @@ def test_old_versions_leave_no_files(model, expected, tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+def state_of(found, model, version):
+    states = found.ask(f"/v1/models/{model}").json["model_version_status"]
+    return {state["version"]: state["state"] for state in states}.get(version)
+
+
 def test_a_version_that_cannot_be_loaded_leaves_the_old_one(tmp_path):
     base = tmp_path / "digits"
     save_version(small_cnn(1), base, 1)
@@ -291,7 +295,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one(tmp_path):
         shutil.copytree(base / "1", broken)
         (broken / "saved_model.pb").write_bytes(b"nonsense")
         broken.rename(base / "2")
-        time.sleep(1.0)
+        found.wait_until(lambda: state_of(found, "digits", "2") == "END", "2 does not fail")
         assert found.predict(ROWS[:2].tolist(), "digits") == before
         save_version(small_cnn(3), base, 3)
         found.wait_until(
@@ -313,12 +317,7 @@ def test_a_version_that_fails_in_a_worker_leaves_the_old_one_and_other_models(tm
             file.writestr("config.json", json.dumps({"class_name": "Nobody", "config": {}}))
             file.writestr("model.weights.h5", b"")
         (tmp_path / "part").rename(tmp_path / "models" / "a" / "2")
-
-        def state_of_two():
-            states = found.ask("/v1/models/a").json["model_version_status"]
-            return {state["version"]: state["state"] for state in states}.get("2")
-
-        found.wait_until(lambda: state_of_two() == "END", "version 2 does not fail")
+        found.wait_until(lambda: state_of(found, "a", "2") == "END", "version 2 does not fail")
         assert [found.predict(rows, name) for name in "ab"] == before
         assert found.ask("/ping").status == 200
         (tmp_path / "models" / "b" / "2").mkdir()
@@ -328,6 +327,14 @@ def test_a_version_that_fails_in_a_worker_leaves_the_old_one_and_other_models(tm
 
 
 # ----------------------------------------------------------------------------------- start, end
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_sigterm_answers_what_has_come(model, expected, tmp_path):
     model.save(tmp_path / "digits.keras")
     with serving(tmp_path / "server", str(tmp_path / "digits.keras"), "-n", "1") as found:
@@ -339,9 +346,7 @@ def test_sigterm_answers_what_has_come(model, expected, tmp_path):
                 lambda: found.metric("nanotf_queue_requests") == 2, "the requests do not wait"
             )
             found.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            with pytest.raises(OSError):
-                socket.create_connection(("127.0.0.1", found.port), timeout=5).close()
+            found.wait_until(lambda: not accepts(found.port), "it still takes connections")
             os.kill(worker, signal.SIGCONT)
             for future in asking:
                 np.testing.assert_allclose(future.result(), expected[:2], atol=1e-5)
