@@ -36,7 +36,7 @@ FORMAT = 2
 KEPT = 2  # the newest, and the one before
 OWN, _LOCK = "nanotf-resume", "lock"
 _MANIFEST, _ARRAYS, _MARKER = "manifest.json", "arrays.npz", "marker"
-_NAME, _UNFINISHED = "checkpoint-", ".checkpoint-*.part"  # the latter of `files.new_folder`
+_NAME, _UNFINISHED = "checkpoint-", ".checkpoint-*.part"  # as `files.new_folder` names it
 _NUMBER = re.compile(rf"{_NAME}([0-9]{{8,}})", re.ASCII)
 _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 

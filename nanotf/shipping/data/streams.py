@@ -353,7 +353,7 @@ class Coming:
 class EpochsToRead(Protocol):
     """The part of `compat.keras_epochs.Epochs` that a stream's writer uses.
 
-    What derives from it has passes over data outside of training, which end and own nothing.
+    What derives from it has passes over data that belong to no training, and owns nothing.
     """
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
