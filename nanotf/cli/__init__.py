@@ -27,13 +27,20 @@ from typing import Any, TypeVar
 
 from nanotf import __version__
 from nanotf.cli import compare, doctor, endpoints, env, jobs, optimize, serve, train
-from nanotf.cli.parsers import ArgumentError, Parser, add_json, explain, whole_number
+from nanotf.cli.parsers import (
+    ArgumentError,
+    Parser,
+    add_json,
+    add_script,
+    explain,
+    number_or_auto,
+    whole_number,
+)
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
 from nanotf.cli.run import Script
 from nanotf.console import say
 from nanotf.errors import NanoError
-from nanotf.machine import topology
 from nanotf.parent.auto import choice_cache
 from nanotf.parent.defaults import PRECISIONS, TUNE, tune
 
@@ -205,7 +212,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "-n",
         "--num-processes",
-        type=_processes,
+        type=number_or_auto,
         metavar="N",
         help='run every fit that names no number with N workers; "auto" measures for each fit '
         "which number is fastest",
@@ -249,28 +256,8 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="replace Keras's Embedding and Adam, as nanotf.patch_tensorflow(sparse=True) does",
     )
-    run.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="the next argument names a module or package, as in `python -m`",
-    )
-    run.add_argument("script", help="the Python file, or with -m the module")
-    run.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the script's own arguments (sys.argv)"
-    )
+    add_script(run)
     run.set_defaults(run=_run)
-
-
-def _processes(text: str) -> int | str:
-    if text == topology.AUTO:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number, or {topology.AUTO!r}. Received: {text!r}"
-        ) from None
 
 
 def _run(parsed: argparse.Namespace) -> int | Script:

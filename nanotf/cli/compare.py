@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.cli.parsers import whole_number
+from nanotf.cli.parsers import add_script, whole_number
 from nanotf.cli.shell import printable
 from nanotf.errors import InvalidArgumentError, describe_exit
 from nanotf.machine import topology
@@ -216,16 +216,7 @@ def add_command(commands: Any) -> None:
         metavar="K",
         help="steps of each fit; default %(default)s",
     )
-    parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="the next argument names a module or package, as in `python -m`",
-    )
-    parser.add_argument("script", help="the Python file, or with -m the module")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the script's own arguments (sys.argv)"
-    )
+    add_script(parser)
     parser.set_defaults(run=_compare)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from nanotf.cli.parsers import Parser
 from nanotf.console import say
 from nanotf.sagemaker.detached import folders
 from nanotf.sagemaker.detached.folders import AnyFolder, Kind
@@ -23,25 +24,33 @@ def add_output(parser: argparse.ArgumentParser, kind: Kind) -> None:
     )
 
 
-def add_action(
-    actions: Any, kind: Kind, name: str, run: Any, about: str, *, named: bool = True
-) -> Any:
-    """Adds an action to a command.
+def add_actions(
+    commands: Any, kind: Kind, about: str, description: str
+) -> Callable[..., argparse.ArgumentParser]:
+    """Adds the command for folders of a kind.
 
-    Args:
-        actions: the command's subparsers.
-        run: takes the parsed arguments, returns the exit code.
-        about: what it does, in lower case.
-        named: whether its argument is a name.
+    Returns:
+        A function that adds an action, and returns its parser. It takes the action's name, the
+        function that runs it, its help, and `named=False` if it is about all folders.
     """
-    parser = actions.add_parser(
-        name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
+    command = commands.add_parser(
+        kind.default, help=about, description=description, allow_abbrev=False
     )
-    if named:
-        parser.add_argument("name", help=f"the {kind.noun}'s name")
-    add_output(parser, kind)
-    parser.set_defaults(run=run)
-    return parser
+    actions = command.add_subparsers(
+        dest="action", metavar="ACTION", title="actions", required=True, parser_class=Parser
+    )
+
+    def add(name: str, run: Any, about: str, *, named: bool = True) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = actions.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
+        )
+        if named:
+            parser.add_argument("name", help=f"the {kind.noun}'s name")
+        add_output(parser, kind)
+        parser.set_defaults(run=run)
+        return parser
+
+    return add
 
 
 def print_list(

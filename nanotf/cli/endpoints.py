@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from typing import Any
 
-from nanotf.cli.detached import add_action, print_list
-from nanotf.cli.parsers import Parser, add_json
+from nanotf.cli.detached import add_actions, print_list
+from nanotf.cli.parsers import add_json
 from nanotf.console import say
 from nanotf.sagemaker.detached import following
 from nanotf.sagemaker.endpoints import endpoint_record, endpoint_start
@@ -19,16 +18,12 @@ from nanotf.wire.log_files import LogTail
 
 def add_command(commands: Any) -> None:
     """Adds `nanotf endpoints` to the commands of a parser."""
-    endpoints = commands.add_parser(
-        "endpoints",
-        help="list, read, describe and stop the endpoints of deploy()",
-        description="Reads and stops endpoints, from any terminal.",
-        allow_abbrev=False,
+    add = add_actions(
+        commands,
+        endpoint_record.KIND,
+        "list, read, describe and stop the endpoints of deploy()",
+        "Reads and stops endpoints, from any terminal.",
     )
-    actions = endpoints.add_subparsers(
-        dest="action", metavar="ACTION", title="actions", required=True, parser_class=Parser
-    )
-    add = functools.partial(add_action, actions, endpoint_record.KIND)
     every = add("list", _list, "list the endpoints of a folder", named=False)
     add_json(every)
     logs = add("logs", _logs, "print the log of an endpoint's server")

@@ -35,37 +35,22 @@ INTERFACE_VARIABLE = "NANOTF_INTERFACE"
 _codes: collections.deque[int] = collections.deque(maxlen=1)
 
 
-class First:
-    """The first of several hosts, while its script runs."""
+def wait_for_all(hosts: Hosts) -> None:
+    """Waits for the other hosts. Raises `NanoError` if some do not come."""
+    from nanotf.pool.hosts import members
 
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
-
-    def wait_for_all(self) -> None:
-        """Waits for the other hosts. Raises `NanoError` if some do not come."""
-        from nanotf.pool.hosts import members
-
-        found = self._hosts.cluster
-        others = found.hosts[1:] or ("the other processes of the launcher",)
-        if found.size > 1 or sum(found.launched) > 1:
-            with status(f"waiting for {', '.join(others)} (hosts from {found.source})"):
-                seconds = members.join_seconds()
-                until = time.monotonic() + seconds
-                try:
-                    self._hosts.wait_for_all(seconds)
-                except NanoError as error:
-                    left = max(0.0, until - time.monotonic())
-                    self._hosts.give_up(str(error), min(left, _TELL_SECONDS))
-                    raise
-
-    @property
-    def members(self) -> Hosts:
-        """The hosts that have joined."""
-        return self._hosts
-
-    def total(self) -> int:
-        """Returns the number of workers on all hosts."""
-        return self._hosts.total()
+    found = hosts.cluster
+    others = found.hosts[1:] or ("the other processes of the launcher",)
+    if found.size > 1 or sum(found.launched) > 1:
+        with status(f"waiting for {', '.join(others)} (hosts from {found.source})"):
+            seconds = members.join_seconds()
+            until = time.monotonic() + seconds
+            try:
+                hosts.wait_for_all(seconds)
+            except NanoError as error:
+                left = max(0.0, until - time.monotonic())
+                hosts.give_up(str(error), min(left, _TELL_SECONDS))
+                raise
 
 
 def enter(
@@ -74,7 +59,7 @@ def enter(
     environ: Mapping[str, str],
     check: Callable[[], None],
     lend_for: Callable[..., LentProcesses] | None = None,
-) -> First | int | None:
+) -> Hosts | int | None:
     """Finds the hosts of a run, and joins them.
 
     Args:
@@ -85,7 +70,7 @@ def enter(
         lend_for: what another host lends, see `Agent`; None for workers.
 
     Returns:
-        `First` if this is the first of several hosts; None if it is the only one; otherwise the
+        The hosts if this is the first of several; None if it is the only one; otherwise the
         exit code of the script, which has run on the first host meanwhile, or that of a process of
         this host whose failure has ended it.
 
@@ -103,7 +88,7 @@ def _enter(
     environ: Mapping[str, str],
     check: Callable[[], None],
     lend_for: Callable[..., LentProcesses] | None,
-) -> First | int | None:
+) -> Hosts | int | None:
     cluster.choose(found)
     # A launcher that starts several processes on a host expects all of them to stay.
     has_siblings = found.source != "--hosts" and (found.workers[found.rank] or 1) > 1
@@ -128,7 +113,7 @@ def _enter(
     except NanoError as error:
         with status("telling the other hosts that this one cannot take part"):
             if is_first:
-                _open(found, 0, secret, address, ports).members.give_up(str(error), _TELL_SECONDS)
+                _open(found, 0, secret, address, ports).give_up(str(error), _TELL_SECONDS)
             else:
                 Agent(found, 0, secret, address, to_first).decline(str(error), _TELL_SECONDS)
         raise
@@ -152,7 +137,7 @@ def own_code(code: int, environ: Mapping[str, str]) -> int:
     return 0 if environ.get(cluster.OWN_CODE_VARIABLE) else code
 
 
-def _open(found: Cluster, workers: int, secret: bytes, address: str, ports: Sequence[int]) -> First:
+def _open(found: Cluster, workers: int, secret: bytes, address: str, ports: Sequence[int]) -> Hosts:
     from nanotf.pool.hosts import members
 
     try:
@@ -168,7 +153,7 @@ def _open(found: Cluster, workers: int, secret: bytes, address: str, ports: Sequ
     _codes.append(1)
     # Registered before the pool's, so that it runs after workers have ended.
     at_own_exit(lambda: hosts.dismiss(_codes[-1]))
-    return First(hosts)
+    return hosts
 
 
 def are_several() -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from typing import Any
 
-from nanotf.cli.detached import add_action, print_list
-from nanotf.cli.parsers import Parser, add_json, whole_number
+from nanotf.cli.detached import add_actions, print_list
+from nanotf.cli.parsers import add_json, whole_number
 from nanotf.cli.train import report_end, wait_for
 from nanotf.console import say
 from nanotf.sagemaker.detached import following
@@ -19,16 +18,12 @@ from nanotf.sagemaker.jobs.record import JobFolder
 
 def add_command(commands: Any) -> None:
     """Adds `nanotf jobs` to the commands of a parser."""
-    jobs = commands.add_parser(
-        "jobs",
-        help="list, read, describe, stop and wait for the jobs of `nanotf train`",
-        description="Reads and steers jobs, from any terminal.",
-        allow_abbrev=False,
+    add = add_actions(
+        commands,
+        record.KIND,
+        "list, read, describe, stop and wait for the jobs of `nanotf train`",
+        "Reads and steers jobs, from any terminal.",
     )
-    actions = jobs.add_subparsers(
-        dest="action", metavar="ACTION", title="actions", required=True, parser_class=Parser
-    )
-    add = functools.partial(add_action, actions, record.KIND)
     every = add("list", _list, "list the jobs of a folder", named=False)
     add_json(every)
     logs = add("logs", _logs, "print a job's log")

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from nanotf.cli.shell import printable
 from nanotf.errors import meant
+from nanotf.machine import topology
 
 
 class ArgumentError(Exception):
@@ -58,6 +59,32 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number. Received: {text!r}") from None
+
+
+def number_or_auto(text: str) -> int | str:
+    """Parses an option's number of processes."""
+    if text == topology.AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, or {topology.AUTO!r}. Received: {text!r}"
+        ) from None
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Adds the script of a command, or with `-m` the module, and its own arguments."""
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="the next argument names a module or package, as in `python -m`",
+    )
+    parser.add_argument("script", help="the Python file, or with -m the module")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the script's own arguments (sys.argv)"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -86,7 +86,7 @@ class Script:
         strategy_hook.tell_of_ranks(has_workers)
         if found is None:
             return self
-        found.wait_for_all()
+        hosts.wait_for_all(found)
         return dataclasses.replace(self, num_processes=found.total())
 
     def _run_ranks(self) -> int:
@@ -101,9 +101,8 @@ class Script:
         if isinstance(found, int):
             return found
         if found is not None:
-            found.wait_for_all()
-        members = None if found is None else found.members
-        code, is_followed = rank_launch.run(self, count(cluster.cluster()), members)
+            hosts.wait_for_all(found)
+        code, is_followed = rank_launch.run(self, count(cluster.cluster()), found)
         hosts.end(code)
         return hosts.own_code(code, os.environ) if is_followed else code
 

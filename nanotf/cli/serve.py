@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from nanotf.cli import serve_folder
+from nanotf.cli.parsers import number_or_auto
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.machine import neighbours, topology
 from nanotf.sagemaker.serving import code_requirements, container_settings
@@ -94,6 +95,7 @@ def _add_workers(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "-n",
         "--num-processes",
+        type=number_or_auto,
         metavar="N",
         help='the number of workers; "auto", the default, is one for each core, or for each '
         "--cores-per-process",
@@ -204,7 +206,7 @@ def _complete(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         parsed.host = parsed.host or "0.0.0.0"  # as SageMaker needs of a container
     found = {
         "port": settings.port,
-        "num_processes": settings.workers and str(settings.workers),
+        "num_processes": settings.workers,
         "cores_per_process": settings.threads,
         "max_batch": settings.max_batch,
         "queue": settings.queue,
@@ -317,14 +319,7 @@ def _plan(parsed: argparse.Namespace) -> topology.Plan:
     if number == topology.AUTO:
         cores = topology.check_cores_per_process(share) or 1
         return neighbours.plan(max(1, topology.usable_count() // cores), share)
-    try:
-        return neighbours.plan(int(number), share)
-    except ValueError as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
-        raise InvalidArgumentError(
-            f"-n must be a whole number, or {topology.AUTO!r}. Received: -n {number}."
-        ) from None
+    return neighbours.plan(number, share)
 
 
 def _check_extra(names: tuple[str, ...], what: str, extra: str) -> None:

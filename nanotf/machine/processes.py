@@ -7,20 +7,18 @@ PR_SET_PDEATHSIG with the *thread* that started them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
 from nanotf.machine import private_mounts
+from nanotf.machine.own_exit import end_with_parent
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
 _TAIL_CHARACTERS = 600  # so that the reason, 1,024 of the text, holds all of them
@@ -156,23 +154,12 @@ class Guard:
         os.waitpid(self._pid, 0)  # a supervisor of many programs in turn must leave no zombies
 
 
-# Loaded here, since a process between fork and exec should not import.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
 def _prepare(supervisor: int, places: Mapping[str, str] | None) -> None:
     """Acts in the new process, before it becomes the program."""
     if places is not None:
         private_mounts.enter(places)
-    _end_with(supervisor)  # after: the kernel forgets the wish with the change of credentials
-
-
-def _end_with(supervisor: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != supervisor:  # it ended before the call of prctl
-            os._exit(128 + signal.SIGKILL)
+    end_with_parent(supervisor)  # last: the kernel forgets the wish with a change of credentials
 
 
 class Output:

@@ -8,7 +8,7 @@ learning rate, weights) takes effect on all of them at the same step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nanotf.compat import keras_callbacks, keras_models
@@ -29,6 +29,28 @@ class Unrecorded:
     recorded: list[dict[str, int]]
 
 
+def list_of(
+    kind: Callable[..., Any],
+    callbacks: Any,
+    model: Any,
+    verbose: Any,
+    epochs: int,
+    steps: int | None,
+    add_history: bool = True,
+) -> Any:
+    """Makes the callback list of a call, of Keras's class or one derived from it, as Keras does."""
+    shown = generation().auto_verbose() if verbose == "auto" else verbose
+    return kind(
+        callbacks,
+        add_history=add_history,
+        add_progbar=shown != 0,
+        model=model,
+        verbose=shown,
+        epochs=epochs,
+        steps=steps,
+    )
+
+
 class ParentCallbacks:
     """Keras's callback list, and the hooks that the workers must report for it.
 
@@ -37,6 +59,7 @@ class ParentCallbacks:
         model: the user's model.
         verbose: 0, 1, 2 or "auto", as in `fit`.
         steps: batches per epoch; None if unknown.
+        add_history: whether the list begins a `History`, if it is made here.
 
     Attributes:
         events: frozenset of str, hooks that rank 0 must report.
@@ -46,25 +69,19 @@ class ParentCallbacks:
     """
 
     def __init__(
-        self, callbacks: Any, model: Any, verbose: Any, epochs: int, steps: int | None
+        self,
+        callbacks: Any,
+        model: Any,
+        verbose: Any,
+        epochs: int,
+        steps: int | None,
+        add_history: bool = True,
     ) -> None:
-        tf = require_tensorflow()
-        keras = tf.keras.callbacks
-        list_class = keras_models.callback_list_class()
-        if verbose == "auto":
-            verbose = generation().auto_verbose()
-        if isinstance(callbacks, list_class):
-            self.list: Any = callbacks
-        else:
-            self.list = list_class(
-                callbacks,
-                add_history=True,
-                add_progbar=verbose != 0,
-                model=model,
-                verbose=verbose,
-                epochs=epochs,
-                steps=steps,
-            )
+        keras = require_tensorflow().keras.callbacks
+        self.list: Any = callbacks
+        kind = keras_models.callback_list_class()
+        if not isinstance(callbacks, kind):
+            self.list = list_of(kind, callbacks, model, verbose, epochs, steps, add_history)
         own = (keras.History, getattr(keras, "ProgbarLogger", None))
         users = [
             c

@@ -19,16 +19,20 @@ import numpy as np
 
 from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
-from nanotf.console import pass_on
+from nanotf.console import logger, pass_on
 from nanotf.errors import (
     DivergedError,
     NanoError,
     ShippingError,
+    WorkerDied,
     WorkerError,
+    WorkerStuck,
 )
 from nanotf.parent import defaults, warned, worker_errors
 from nanotf.parent.reading.fit_data import Stream
+from nanotf.parent.where import Where
 from nanotf.pool import interrupts
+from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import POLL_SECONDS
 from nanotf.report import call_report
@@ -64,11 +68,13 @@ class Call:
     method = "@nano"  # the called method, for the report
     # Whether the workers can end the call by themselves after the user's data raised.
     can_be_abandoned = False
+    max_restarts = 0  # how often the call may begin again on new workers, after some have died
 
     def __init__(self, size: int) -> None:
         warned.listen()
         self.size = size
         self.clock = timing.CallTimes()
+        self.restarts = 0
         self._data_failed: messages.DataFailed | None = None
         self._failed_at = 0.0
         self._abandoned = False  # whether all workers have ended a call whose data raised
@@ -121,6 +127,14 @@ class Call:
     def on_replied(self) -> None:
         """Handles that the workers have been sent the answer to a hook, and continue."""
 
+    def can_restart(self) -> bool:
+        """Returns True if the call knows where to begin again."""
+        return True
+
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Prepares to begin again after an error; tells the user by `tell_restart`."""
+        raise NotImplementedError
+
     def failure(self, message: messages.OrderFailed) -> BaseException:
         """Returns the exception for a call that raised in a worker."""
         error = worker_errors.failure_of(self.workers.workers[message.rank], message)
@@ -145,6 +159,28 @@ class Call:
         """Handles the end of the call; `report` has its times."""
 
     # ------------------------------------------------------------------------------- run
+    def run_on(self, where: Where, plan: AnyPlan) -> Any:
+        """Runs the call on the pool of a plan, again if it may restart; returns its result."""
+        while True:
+            try:
+                with where.lent(plan) as workers:
+                    return self.run(workers)
+            except (WorkerDied, WorkerStuck) as error:
+                if self.restarts >= self.max_restarts or not self.can_restart():
+                    raise
+                self.restarts += 1
+                self.prepare_restart(error)
+
+    def tell_restart(self, error: WorkerError, text: str) -> None:
+        """Logs why the call begins again, and where."""
+        logger.warning(
+            "%s %s, with new workers: restart %d of %d.",
+            error.what,
+            text,
+            self.restarts,
+            self.max_restarts,
+        )
+
     def run(self, workers: Pool) -> Any:
         """Runs the call on a pool and returns the result of the call."""
         defaults.note_use()
@@ -401,5 +437,5 @@ def _check_same_hook(waiting: Mapping[int, messages.Waiting]) -> None:
         raise WorkerError(
             "All workers must reach the same hook. Received: rank 0 at "
             f"{first.hook}({first.index}), others at "
-            f"{[(m.rank, m.hook, m.index) for m in waiting.values() if m.rank]}."
+            f"{[(rank, m.hook, m.index) for rank, m in waiting.items() if rank]}."
         )

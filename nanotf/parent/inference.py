@@ -71,8 +71,7 @@ def _run(kind: type[_Inference], keras_call: KerasCall, where: Where) -> Any:
     call = kind(model, given, where.size)
     if plan is None:
         return gpu.run_here(model, kind.method, given, where.size)
-    with where.lent(plan) as workers:
-        return call.run(workers)
+    return call.run_on(where, plan)
 
 
 class _Inference(ModelCall):
@@ -96,20 +95,9 @@ class _Inference(ModelCall):
 
     def begin(self) -> list[Block]:
         a, model = self.arguments, self.model
-        steps = self.data.steps
-        list_class = keras_models.callback_list_class()
-        callbacks = a.callbacks
-        if not isinstance(callbacks, list_class):
-            callbacks = list_class(
-                callbacks,
-                add_history=generation().PASSES_ADD_A_HISTORY,
-                add_progbar=a.verbose != 0,
-                model=model,
-                verbose=1 if a.verbose == "auto" else a.verbose,
-                epochs=1,
-                steps=steps,
-            )
-        self.callbacks = ParentCallbacks(callbacks, model, a.verbose, 1, steps)
+        self.callbacks = ParentCallbacks(
+            a.callbacks, model, a.verbose, 1, self.data.steps, generation().PASSES_ADD_A_HISTORY
+        )
         self.callbacks.waits &= self.hooks
         self.callbacks.events &= self.hooks
         if generation().PASSES_CAN_BE_STOPPED:
@@ -212,7 +200,7 @@ class _PredictCall(_Inference):
 
     def _on_outputs(self, rank: int, message: Delivery) -> None:
         said = message.message
-        self.outputs.take(said.rank, said.structure, said.arrays, message.block)
+        self.outputs.take(rank, said.structure, said.arrays, message.block)
 
     HANDLERS: ClassVar[Mapping[type, str]] = {**ModelCall.HANDLERS, Delivery: "_on_outputs"}
 

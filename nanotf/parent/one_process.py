@@ -53,7 +53,7 @@ def fit(call: KerasCall, hint: str = "") -> Any:
             history = call.method(*bound.args, **bound.kwargs)
         finally:
             run_ahead.end(call.model)
-    history.nanotf = call_report.Report.of_one_process("fit", stopwatch.finish(), hint)
+    history.nanotf = call_report.Report.of_one_process(stopwatch.finish(), hint)
     return history
 
 

@@ -19,7 +19,6 @@ import resource
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,7 +35,7 @@ from nanotf.pool.handles import WorkerProcess
 from nanotf.pool.starts import TENSORFLOW, takes_seconds
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
-from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
+from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed, socket_pair
 from nanotf.wire.memory_files import above_standard, anonymous_file
 
 START_VARIABLE = "NANOTF_START"
@@ -275,7 +274,7 @@ def _start(
         NanoError: `sys.executable` names no program.
         OSError: This process has no file descriptors left.
     """
-    ours, theirs = _socket_pair()
+    ours, theirs = socket_pair()
     try:
         # Its forks get this process's own order, with all other state.
         command = python_command(module, str(theirs.fileno()), *arguments, standard_first=True)
@@ -295,7 +294,7 @@ def _start(
 def _forked(key: bytes, log: WorkerLog) -> tuple[Child, Channel]:
     """Forks this process: as `_start`, without a new interpreter."""
     zygote = importlib.import_module(_ZYGOTE)  # by name, as an interpreter would: it is above us
-    ours, theirs = _socket_pair()
+    ours, theirs = socket_pair()
     parent = os.getpid()
     try:
         with _interrupts_blocked():
@@ -308,14 +307,6 @@ def _forked(key: bytes, log: WorkerLog) -> tuple[Child, Channel]:
     finally:
         theirs.close()
     return Child(pid), Channel(ours)
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = (
-        socket.socket(fileno=above_standard(sock.detach()))
-        for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    )
-    return ours, theirs
 
 
 @contextlib.contextmanager

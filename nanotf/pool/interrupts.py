@@ -40,7 +40,7 @@ _now = _Cleanup()
 
 
 @contextlib.contextmanager
-def held_back(error: BaseException | None = None) -> Iterator[None]:
+def held_back(error: BaseException | None = None, most: int = 2) -> Iterator[None]:
     """Holds Ctrl-C back in this context, for the cleanup of a call that already fails.
 
     The first does not interrupt the cleanup; the second ends its waits (`wait_for`), any further
@@ -49,6 +49,7 @@ def held_back(error: BaseException | None = None) -> Iterator[None]:
 
     Args:
         error: what has ended the call, if an exception has.
+        most: how many do not interrupt at once, with the one that has ended the call.
     """
     begun = isinstance(error, KeyboardInterrupt)
     before = _interrupting_handler()
@@ -58,7 +59,7 @@ def held_back(error: BaseException | None = None) -> Iterator[None]:
 
     def hold(number: int, frame: FrameType | None) -> None:
         _now.presses += 1
-        if _now.presses > 2:
+        if _now.presses > most:
             before(number, frame)
 
     try:
@@ -72,32 +73,13 @@ def held_back(error: BaseException | None = None) -> Iterator[None]:
         before(signal.SIGINT, None)
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """Lets the first Ctrl-C interrupt after this context; the second interrupts at once.
+def deferred() -> contextlib.AbstractContextManager[None]:
+    """Lets the first Ctrl-C interrupt after a context; the second interrupts at once.
 
     For code of Keras that an exception would leave half done for good, or that swallows
     `KeyboardInterrupt` by a bare `except:`.
     """
-    before = _interrupting_handler()
-    if before is None or _now.holds:
-        yield
-        return
-    presses = 0
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1:
-            before(number, frame)
-
-    try:
-        signal.signal(signal.SIGINT, hold)
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if presses > 0:
-        before(signal.SIGINT, None)
+    return held_back(most=1)
 
 
 def _interrupting_handler() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 from collections.abc import Mapping
 
 from nanotf.compat.versions import keras_module_name
@@ -18,8 +17,7 @@ from nanotf.pool.handles import Worker
 from nanotf.pool.transports import READS
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
-from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.wire.memory_files import above_standard
+from nanotf.wire.channel import Channel, ChannelClosed, socket_pair
 
 _NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 
@@ -117,10 +115,7 @@ class LocalWorker(Worker):
         with contextlib.ExitStack() as of_failure, contextlib.ExitStack() as of_start:
             self.log = WorkerLog(name=f"{kind}-{self.rank}.log")
             of_failure.callback(self.log.close)
-            ours, theirs = (
-                socket.socket(fileno=above_standard(sock.detach()))
-                for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            )
+            ours, theirs = socket_pair()
             of_failure.enter_context(ours)
             of_start.enter_context(theirs)
             # A descriptor, not a name: the directory may have been deleted.

@@ -203,7 +203,7 @@ class Pool:
         except BlockingIOError as error:  # the limit that `greet` has set
             raise not_finished([worker], doing, handshake.START_SECONDS) from error
         if isinstance(message, messages.SetupFailed):
-            text = f"{worker.title} {message.rank} could not set up its strategy: {message.summary}"
+            text = f"{worker.title} {worker.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
             failure.retry = message.retry
             raise failure

@@ -20,7 +20,7 @@ for data (`StreamWriter.owes`).
 
 from __future__ import annotations
 
-import pathlib
+import psutil
 
 from nanotf.pool import settings
 
@@ -38,10 +38,8 @@ def stall_seconds() -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True if a signal (SIGSTOP, a debugger) has stopped a process; False without /proc."""
+    """Returns True if a signal (SIGSTOP, a debugger) has stopped a process."""
     try:
-        line = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:  # it has ended
         return False
-    # The name in parentheses may contain anything, a parenthesis included.
-    return line.rpartition(")")[2].split()[:1] in (["T"], ["t"])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from nanotf.console import logger, say
 from nanotf.machine import cluster
-from nanotf.machine.own_exit import at_own_exit
+from nanotf.machine.own_exit import at_own_exit, end_with_parent
 from nanotf.ranks import this_rank
 from nanotf.ranks.rank_order import RankOrder
 from nanotf.sagemaker.smp import runtime
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
             parent, and the rank, which only lists of processes show.
     """
     fd, parent, _ = map(int, arguments)
-    process.end_with_parent(parent)
+    end_with_parent(parent)
     with os.fdopen(fd, "rb") as file:
         file.seek(0)  # the position is the parent's, where it has ended to write
         order: RankOrder = pickle.load(file)

@@ -130,13 +130,13 @@ class Report(TimedReport):
         )
 
     @classmethod
-    def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
-        """Sums up a call without workers: the only row is for this process."""
+    def of_one_process(cls, times: timing.WorkerTimes, hint: str) -> Report:
+        """Sums up a `fit` without workers: the only row is for this process."""
         call, begin = timing.CallTimes(times.began), begin_of_passes(times)
         call.prepared = call.lent = call.written = call.sent = begin
         call.done = call.ended = times.ended
         times = dataclasses.replace(times, began=begin, ready=begin)
-        made = cls.of(method, call, (times,), 1)
+        made = cls.of("fit", call, (times,), 1)
         (row,) = made.workers
         epochs = row.total - (row.epoch_ends or 0.0)
         row = dataclasses.replace(

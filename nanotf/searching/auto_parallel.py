@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import optuna
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say, status
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
 from nanotf.parent.auto import candidates, rule
-from nanotf.parent.auto.first_epochs import MEASURED_SECONDS, MEASURED_STEPS
+from nanotf.parent.auto.first_epochs import StepClock
 from nanotf.parent.map import mapping
 from nanotf.searching import studies
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.search_arguments import SearchArguments
 from nanotf.searching.space import suggest
 from nanotf.searching.trials import Recipe
-
-WARM_UP = 2  # steps, of which the first traces the model
 
 
 class _Measured(Exception):
@@ -62,26 +60,24 @@ class StepTime:
             model.fit(**arguments)
         except _Measured:
             pass
-        return float(clock.seconds)
+        return clock.times.step or clock.times.first or math.nan
 
 
 def _clock() -> Any:
     """Returns a callback that measures steps, and then ends `fit` with `_Measured`."""
 
     class Clock(require_tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
-        steps, seconds, began = 0, math.nan, 0.0
+        times = StepClock()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.times.begin_epoch()
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if self.steps in (0, WARM_UP):  # a call with few steps has only the first time
-                self.began = time.perf_counter()
+            self.times.begin_step()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.steps += 1
-            counted = self.steps if self.steps <= WARM_UP else self.steps - WARM_UP
-            elapsed = time.perf_counter() - self.began
-            self.seconds = elapsed / counted
-            measured = self.steps > WARM_UP and elapsed > MEASURED_SECONDS
-            if measured or self.steps == WARM_UP + MEASURED_STEPS:
+            self.times.end_step(batch)
+            if self.times.is_sure:
                 raise _Measured
 
     return Clock()
@@ -155,7 +151,6 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> t
 
 def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     """Returns the seconds of a step by the number of workers; as text, which a study stores."""
-    optuna = require_optuna()
     draw = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
     function = StepTime(request.recipe, suggest(draw, request.space))
     found: dict[str, float] = {}

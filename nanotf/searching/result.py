@@ -8,7 +8,6 @@ from typing import Any
 
 from nanotf.errors import NanoError
 from nanotf.searching import studies
-from nanotf.searching.requirement import require_optuna
 
 _ROWS = 10  # trials in the text of a result
 
@@ -46,8 +45,8 @@ class SearchResult:
         Raises:
             NanoError: No trial has a value.
         """
-        state = require_optuna().trial.TrialState.COMPLETE
-        if not self.study.get_trials(deepcopy=False, states=(state,)):
+        best = studies.best_of(self.study)
+        if best is None:
             errors = [row["error"] for row in self.table if row["error"]]
             raise NanoError(
                 "A search needs a trial with a value. Received: "
@@ -55,7 +54,7 @@ class SearchResult:
                 f"{f', the last with {errors[-1]}' if errors else ''}. Look at `study.trials`, and "
                 "change `space` or `build`."
             )
-        return self.study.best_trial
+        return best
 
     @property
     def best_params(self) -> dict[str, Any]:

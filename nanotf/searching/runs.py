@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import cloudpickle
+import optuna
 
 from nanotf import console
 from nanotf.console import logger
@@ -15,7 +16,6 @@ from nanotf.errors import InvalidArgumentError, WorkerDied
 from nanotf.machine import topology
 from nanotf.parent.map import item_call, mapping
 from nanotf.searching import auto_parallel, studies
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.result import SearchResult
 from nanotf.searching.sampling import SeededSampler
 from nanotf.searching.search_arguments import SearchArguments
@@ -153,7 +153,7 @@ class SearchRun:
             workers > 1 and not isinstance(study.sampler, SeededSampler),
             request.catch,
             request.max_restarts,
-            require_optuna().logging.get_verbosity(),
+            optuna.logging.get_verbosity(),
             lock,
             uuid.uuid4().hex,
         )

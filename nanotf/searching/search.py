@@ -13,14 +13,17 @@ parameters, reports its epochs and writes its value, as in Optuna's own parallel
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanotf import console
 from nanotf.compat import versions
-from nanotf.searching.requirement import require_optuna
-from nanotf.searching.result import SearchResult
+from nanotf.errors import UnavailableError
 from nanotf.tracebacks import raising_at_the_call
+
+if TYPE_CHECKING:
+    from nanotf.searching.result import SearchResult
 
 
 @raising_at_the_call
@@ -116,7 +119,7 @@ def search(
         ... )
         >>> result.best_model.save("best.keras")
     """
-    require_optuna()
+    _check_optuna()
     with console.silent(verbose == 0):
         versions.import_visibly()
     from nanotf.searching import runs, search_arguments, studies  # they import Optuna
@@ -151,3 +154,14 @@ def search(
             seed = studies.seed_for(study, seed)
             study.sampler = search_arguments.check_sampler(sampler, seed)
             return runs.SearchRun(request, study, opened, seed, verbose).run(keep=storage is None)
+
+
+def _check_optuna() -> None:
+    """Raises `UnavailableError` if Optuna, which is optional, cannot be imported."""
+    try:
+        importlib.import_module("optuna")
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            "nanotf.search needs an installed Optuna, with its dependencies. Received: no module "
+            f"named {error.name!r}. Install it: pip install 'nanotf[search]'."
+        ) from error

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import optuna
+
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
@@ -16,7 +18,6 @@ from nanotf.errors import (
 )
 from nanotf.machine import topology
 from nanotf.parent.map import item_arguments
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.sampling import SeededSampler, default_sampler
 from nanotf.searching.space import distributions
 from nanotf.searching.trials import Recipe, as_arguments
@@ -185,7 +186,6 @@ def _parameters(what: str, function: Any) -> Iterable[inspect.Parameter]:
 
 def check_study(storage: Any, study_name: Any) -> None:
     """Checks how a study is stored and named."""
-    optuna = require_optuna()
     if storage is not None and not isinstance(storage, (str, optuna.storages.BaseStorage)):
         raise InvalidArgumentTypeError(
             "`storage` must be the address of a database, a storage of Optuna, or None. Received: "
@@ -205,7 +205,7 @@ def check_study(storage: Any, study_name: Any) -> None:
 
 def check_pruner(pruner: Any) -> None:
     """Checks that a pruner is Optuna's."""
-    if pruner is not None and not isinstance(pruner, require_optuna().pruners.BasePruner):
+    if pruner is not None and not isinstance(pruner, optuna.pruners.BasePruner):
         raise InvalidArgumentTypeError(
             "`pruner` must be a pruner of Optuna, or None. Received: an object of class "
             f"{type(pruner).__qualname__}. Pass one such as optuna.pruners.MedianPruner()."
@@ -219,7 +219,7 @@ def check_sampler(sampler: Any, seed: int) -> Any:
         sampler: as in `search`: a sampler of Optuna, a function of `seed`, or None.
         seed: that of the search; makes one sampler, which shows whether the function works.
     """
-    base = require_optuna().samplers.BaseSampler
+    base = optuna.samplers.BaseSampler
     if isinstance(sampler, base):
         return sampler
     make = default_sampler if sampler is None else sampler

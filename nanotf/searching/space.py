@@ -6,8 +6,9 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+import optuna
+
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.searching.requirement import require_optuna
 
 LOG = "log"
 FORMS = (
@@ -49,7 +50,7 @@ def distributions(space: Any) -> dict[str, Any]:
 
 
 def _distribution(name: str, values: Any) -> Any:
-    known = require_optuna().distributions
+    known = optuna.distributions
     kinds = (known.FloatDistribution, known.IntDistribution, known.CategoricalDistribution)
     if isinstance(values, kinds):
         return values
@@ -78,7 +79,7 @@ def _choices(name: str, values: list[Any]) -> Any:
             f"which a study can store. Received: space[{name!r}]={values!r}. Name the choices, and "
             "look the objects up in `build`."
         )
-    return require_optuna().distributions.CategoricalDistribution(values)
+    return optuna.distributions.CategoricalDistribution(values)
 
 
 def _is_number(value: Any) -> bool:
@@ -102,7 +103,7 @@ def suggest(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The values by name.
     """
-    known = require_optuna().distributions
+    known = optuna.distributions
     found: dict[str, Any] = {}
     for name, values in space.items():
         if isinstance(values, known.CategoricalDistribution):

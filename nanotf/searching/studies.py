@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import optuna
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import process_identity
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.sampling import RETRY_OF, number_of, seed_of
 from nanotf.wire import files
 
@@ -51,7 +51,7 @@ def log_level(verbose: Any) -> Iterator[None]:
     Args:
         verbose: as in `search`.
     """
-    logging = require_optuna().logging
+    logging = optuna.logging
     level = logging.get_verbosity()
     try:
         if verbose != 2:
@@ -101,7 +101,6 @@ def storage_for(given: Any) -> Iterator[Any]:
     Raises:
         InvalidArgumentError: The storage cannot be opened, or not by other processes.
     """
-    optuna = require_optuna()
     if given is None:
         with tempfile.TemporaryDirectory(prefix="nanotf-search-") as folder:
             path = pathlib.Path(folder, "journal.log")
@@ -119,7 +118,6 @@ def storage_for(given: Any) -> Iterator[Any]:
 def _database(address: str) -> Any:
     import sqlalchemy
 
-    optuna = require_optuna()
     try:
         url = sqlalchemy.engine.make_url(address)
         if url.get_backend_name() != "sqlite":
@@ -150,7 +148,7 @@ def open_study(storage: Any, name: str | None, direction: str, metric: str, prun
     Raises:
         InvalidArgumentError: The study of that name has another direction or metric.
     """
-    study = require_optuna().create_study(
+    study = optuna.create_study(
         storage=storage,
         study_name=name,
         direction=direction,
@@ -224,7 +222,6 @@ def in_memory(study: Any, storage: Any) -> Any:
         study: `optuna.Study`.
         storage: where the study is.
     """
-    optuna = require_optuna()
     memory = optuna.storages.InMemoryStorage()
     optuna.copy_study(from_study_name=study.study_name, from_storage=storage, to_storage=memory)
     return optuna.load_study(
@@ -239,14 +236,14 @@ def ended(study: Any) -> int:
 
 def seconds_of_a_trial(study: Any) -> float | None:
     """Returns the mean time of trials with a value, or None if there are none."""
-    state = require_optuna().trial.TrialState.COMPLETE
+    state = optuna.trial.TrialState.COMPLETE
     found = [trial.duration for trial in study.get_trials(deepcopy=False, states=(state,))]
     seconds = [duration.total_seconds() for duration in found if duration is not None]
     return sum(seconds) / len(seconds) if seconds else None
 
 
 def _counts(trial: Any) -> bool:
-    state = require_optuna().trial.TrialState
+    state = optuna.trial.TrialState
     is_failure = trial.state == state.FAIL and ERROR in trial.user_attrs
     return trial.state in (state.COMPLETE, state.PRUNED) or is_failure
 
@@ -275,7 +272,7 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
     Returns:
         The numbers of the trials that are not tried again.
     """
-    running = require_optuna().trial.TrialState.RUNNING
+    running = optuna.trial.TrialState.RUNNING
     before, beginner = study.user_attrs.get(_begins(), (0, None))
     given_up = []
     for trial in study.get_trials(deepcopy=False, states=(running,)):
@@ -344,7 +341,7 @@ def number_for(study: Any, item: str) -> int | None:
 
 def best_of(study: Any) -> Any:
     """Returns the trial with the best value, or None if there is none with a value."""
-    completed = (require_optuna().trial.TrialState.COMPLETE,)
+    completed = (optuna.trial.TrialState.COMPLETE,)
     return study.best_trial if study.get_trials(deepcopy=False, states=completed) else None
 
 
@@ -355,7 +352,7 @@ def _begins() -> str:
 def _fail(study: Any, number: int) -> bool:
     """Marks a trial failed; returns False if another process did so first."""
     try:
-        study.tell(number, state=require_optuna().trial.TrialState.FAIL)
+        study.tell(number, state=optuna.trial.TrialState.FAIL)
     except (ValueError, RuntimeError):
         # `tell` refuses trials that have ended. One of several callers gets here without an error.
         if study.trials[number].state.is_finished():

@@ -15,10 +15,11 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optuna
+
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.searching import studies
-from nanotf.searching.requirement import require_optuna
 from nanotf.searching.space import suggest
 
 
@@ -188,7 +189,6 @@ class TrialFunction:
 
     def _opened(self) -> Any:
         if self._study is None:
-            optuna = require_optuna()
             optuna.logging.set_verbosity(self.log_level)
             self._study = optuna.load_study(**pickle.loads(self.study))
             if self.reseed:
@@ -250,7 +250,7 @@ class _OneTrial:
             trial.set_user_attr(studies.ERROR, f"{type(error).__name__}: {error}")
             raise
         if reporter.is_pruned:
-            raise require_optuna().TrialPruned(f"after epoch {reporter.epochs}")
+            raise optuna.TrialPruned(f"after epoch {reporter.epochs}")
         if math.isnan(reporter.value):
             trial.set_user_attr(studies.ERROR, "the metric is not a number")
         return float(reporter.value)

@@ -54,7 +54,7 @@ class WriterMaker:
 
     number: int  # of the parent's writer among the objects of the program
 
-    def make(self) -> Any:
+    def __call__(self) -> Any:
         return _writer_class()(self.number)
 
 

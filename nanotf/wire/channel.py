@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection, reduction
 from typing import Any
 
+from nanotf.wire.memory_files import above_standard
 from nanotf.wire.messages import Message
 
 KEY_NBYTES = 32
@@ -33,6 +34,15 @@ class ChannelClosed(EOFError):
 def packed(message: Message) -> bytes:
     """Pickles a message for sending."""
     return bytes(reduction.ForkingPickler.dumps(message))
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Returns both ends of a connection of this machine, for channels."""
+    ours, theirs = (
+        socket.socket(fileno=above_standard(sock.detach()))
+        for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    )
+    return ours, theirs
 
 
 class Channel:

@@ -85,9 +85,6 @@ class Fork(Message):
 class Hello(Message):
     """Worker -> parent: the process runs and is pinned. TensorFlow has run nothing yet."""
 
-    rank: int
-    pid: int
-    cores: tuple[int, ...]  # the affinity mask as the kernel reports it
     port: int | None = None  # a TCP port that was free just now (only with transport "grpc")
     warnings: tuple[str, ...] = ()  # of steps that failed (pinning, memory binding)
 
@@ -119,14 +116,11 @@ class Setup(Message):
 class Ready(Message):
     """Worker -> parent: TensorFlow is imported and the strategy is ready."""
 
-    rank: int
-
 
 @dataclasses.dataclass(frozen=True)
 class SetupFailed(Message):
     """Worker -> parent: the strategy could not be made."""
 
-    rank: int
     retry: bool  # whether starting again, with new ports, may help
     summary: str  # the exception in one line
     traceback: str
@@ -197,7 +191,6 @@ class Waiting(Message):
     """
 
     order: int
-    rank: int
     hook: str
     index: int | None = None  # as in `Event`
     logs: Logs | None = None  # only from rank 0
@@ -289,7 +282,6 @@ class Outputs(Message):
     """
 
     order: int
-    rank: int
     structure: bytes  # the pickled structure of one batch's outputs; see `shipping.data.outputs`
     steps: int  # number of batches
     arrays: tuple[Any, ...]  # `shipping.data.arrays.ArrayRef`s, batch by batch

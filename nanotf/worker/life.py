@@ -23,15 +23,10 @@ from nanotf.worker.inbox import Inbox
 
 
 def _setup(
-    channel: Channel,
-    rank: int,
-    cores: tuple[int, ...],
-    port: int | None,
-    warnings: list[str],
-    transport: str,
+    channel: Channel, rank: int, port: int | None, warnings: list[str], transport: str
 ) -> Any:
     """Sends `Hello`, receives the setup, and makes the session. Returns None if that failed."""
-    channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
+    channel.send(messages.Hello(port, tuple(warnings)))
     setup = channel.receive()
     fds = channel.receive_fds(1 + setup.connections if setup.group is not None else 0)
     setup.state.begin()
@@ -40,7 +35,7 @@ def _setup(
     except BaseException as error:
         retry = isinstance(error, PortTaken)  # the next start takes another port
         summary = f"{type(error).__name__}: {error}"
-        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc()))
+        channel.send(messages.SetupFailed(retry, summary, traceback.format_exc()))
         return None
     return made
 
@@ -79,22 +74,12 @@ def _session(transport: str) -> Any:
     return session.Session
 
 
-def run(
-    fd: int,
-    key: bytes,
-    rank: int,
-    cores: tuple[int, ...],
-    numa_node: int | None,
-    transport: str,
-) -> int:
+def run(fd: int, fork: messages.Fork) -> int:
     """Runs a worker until its parent sends `Stop` or exits.
 
     Args:
         fd: the descriptor of the socket to the parent.
-        key: the pool's secret key.
-        cores: the logical CPUs to run on; empty to keep the present ones.
-        numa_node: the node whose memory is preferred; None for no preference.
-        transport: one of the names in `pool.transports`.
+        fork: what the parent asked the zygote for.
 
     Returns:
         The exit code, if the worker could not be set up. After `Stop`, the process exits here.
@@ -103,21 +88,21 @@ def run(
     process.refuse_breakpoints()
     process.write_log()
     process.write_stacks()
-    warnings = process.pin(cores)
+    warnings = process.pin(fork.cores)
     process.size_blas()
     time_slices.finish_slices()
-    process.bind_memory(numa_node)
+    process.bind_memory(fork.numa_node)
     channel = Channel(socket.socket(fileno=fd))
     try:
-        channel.show_key_first(key)
-        port = free_port() if transport == "grpc" else None
-        made = _setup(channel, rank, cores, port, warnings, transport)
+        channel.show_key_first(fork.key)
+        port = free_port() if fork.transport == "grpc" else None
+        made = _setup(channel, fork.rank, port, warnings, fork.transport)
     except ChannelClosed:
         return 1
     if made is None:
         return 1
     inbox = Inbox(channel)  # no earlier: it reads the channel in a thread of its own
-    channel.send(messages.Ready(rank))
+    channel.send(messages.Ready())
     while True:
         order = inbox.next_order()
         if isinstance(order, messages.Stop):

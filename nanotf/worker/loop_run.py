@@ -212,7 +212,7 @@ class LoopRun:
 
     def agree(self, hook: str) -> None:
         """Waits until all ranks are at this hook and the parent has answered."""
-        self.session.channel.send(messages.Waiting(self.number, self.session.rank, hook))
+        self.session.channel.send(messages.Waiting(self.number, hook))
         self.inbox.answer()
 
     def tell(self, message: messages.Message) -> None:

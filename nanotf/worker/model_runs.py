@@ -250,30 +250,15 @@ class _ModelRun:
         self._ask(name, index, logs)
 
     def _ask(
-        self,
-        name: str,
-        index: int | None,
-        logs: messages.Logs | None,
-        with_state: bool = False,
-        written: messages.Written = (),
-        attributes: tuple[dict[str, Any], ...] = (),
-        seeds: Any = None,
+        self, name: str, index: int | None, logs: messages.Logs | None, **more: Any
     ) -> messages.Proceed:
-        """Waits until all ranks have reached this hook and the parent answers."""
-        rank = self.session.rank
-        self.session.channel.send(
-            messages.Waiting(
-                self.number,
-                rank,
-                name,
-                index,
-                logs if rank == 0 else None,
-                with_state,
-                written,
-                attributes,
-                seeds,
-            )
-        )
+        """Waits until all ranks have reached this hook and the parent answers.
+
+        Args:
+            more: further fields of `messages.Waiting`.
+        """
+        own = logs if self.session.rank == 0 else None
+        self.session.channel.send(messages.Waiting(self.number, name, index, own, **more))
         answer: messages.Proceed = self.inbox.answer()
         if answer.abandon:
             raise Abandoned
@@ -485,7 +470,15 @@ class FitRun(_ModelRun):
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
                 written += messages.written(order.state_block, spans)
-        return self._ask(name, index, logs, with_state, written, attributes, seeds)
+        return self._ask(
+            name,
+            index,
+            logs,
+            state=with_state,
+            written=written,
+            attributes=attributes,
+            seeds=seeds,
+        )
 
 
 class EvaluateRun(_ModelRun):
@@ -544,11 +537,9 @@ class PredictRun(_ModelRun):
         return self._left("predict")
 
     def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
-        rank = self.session.rank
         assert block.fd is not None
-        self.session.channel.send(
-            messages.Outputs(self.number, rank, structure, steps, arrays, block.nbytes), [block.fd]
-        )
+        message = messages.Outputs(self.number, structure, steps, arrays, block.nbytes)
+        self.session.channel.send(message, [block.fd])
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # before a callback gets the batch's outputs

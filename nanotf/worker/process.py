@@ -17,12 +17,11 @@ from typing import Any
 
 from nanotf.errors import UnavailableError
 from nanotf.machine.neighbours import PINNED
+from nanotf.machine.own_exit import prctl
 from nanotf.machine.shell_state import thread_count
 from nanotf.wire.memory_files import STANDARD
 
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+_PR_SET_NAME = 15  # linux/prctl.h
 
 # What OpenBLAS reads when it is loaded, the first that is set.
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
@@ -53,7 +52,7 @@ def pin(cores: tuple[int, ...]) -> list[str]:
 
 def rename(name: str) -> None:
     """Gives this process a name in `ps -o comm` and `top`, of 15 characters at most."""
-    _prctl(_PR_SET_NAME, name.encode())
+    prctl(_PR_SET_NAME, name.encode())
 
 
 def size_blas() -> None:
@@ -77,12 +76,6 @@ def size_blas() -> None:
                     setter(count)
 
 
-def _prctl(option: int, value: Any) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def refuse_breakpoints() -> None:
     """Makes `breakpoint()` raise: a debugger would read this process's closed standard input."""
     sys.breakpointhook = _refuse_breakpoint
@@ -97,20 +90,6 @@ def _refuse_breakpoint(*args: Any, **kwargs: Any) -> Any:
         "worker. Leave num_processes out, so that all code runs in your process, or set "
         "PYTHONBREAKPOINT to a debugger that listens on a socket."
     )
-
-
-def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends for any reason.
-
-    The inbox's thread also notices the parent's end, but not while other code holds the GIL.
-
-    Args:
-        parent: its process id.
-    """
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before the call of prctl
-            os._exit(1)
 
 
 def write_stacks() -> None:

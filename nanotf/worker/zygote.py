@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 from nanotf.compat import process_state
 from nanotf.machine import forking, interpreter, neighbours
+from nanotf.machine.own_exit import end_with_parent
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
@@ -115,7 +116,7 @@ class _Zygote:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        process.end_with_parent(self._own_pid)
+        end_with_parent(self._own_pid)
         process.rename(neighbours.WORKER)
         os.fchdir(directory)
         os.close(directory)
@@ -247,7 +248,7 @@ def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
-    return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
+    return life.run(sock, order)
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def on_sent(call: Any) -> None:
         stock(call)
-        if call.progress.restarts == 1:
+        if call.restarts == 1:
             os.kill(nanotf.worker_pids()[0], signal.SIGKILL)
 
     monkeypatch.setattr(fit_call.FitCall, "on_sent", on_sent)

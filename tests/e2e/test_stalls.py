@@ -157,7 +157,8 @@ def test_workers_that_hang_outside_collectives_are_reported(
 
     class Tell(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "has done no step" in record.getMessage():
+            # A busy machine may begin a rank's step so late that the first report lacks that rank.
+            if "has done no step" in record.getMessage() and ", 1 (pid " in record.getMessage():
                 pathlib.Path(told).touch()
 
     x, y = digits(100)
@@ -179,7 +180,7 @@ def test_workers_that_hang_outside_collectives_are_reported(
     finally:
         logger.removeHandler(tell)
     assert history.epoch == [0]
-    (text,) = [r.getMessage() for r in caplog.records if "has done no step" in r.getMessage()]
+    *_, text = [r.getMessage() for r in caplog.records if "has done no step" in r.getMessage()]
     assert text.startswith("Worker 0 (pid ")
     assert ", 1 (pid " in text.splitlines()[0]
     for rank in (0, 1):

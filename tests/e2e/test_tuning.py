@@ -24,7 +24,7 @@ from nanotf.machine import neighbours
 from nanotf.parent.auto import candidates, choice, choice_cache, first_epochs, rule, timed_fits
 from nanotf.parent.auto.choice import decide
 from nanotf.parent.auto.timed_fits import Measured
-from nanotf.parent.resume import resumption
+from nanotf.parent.resume import store
 from nanotf.parent.where import Where
 from nanotf.pool import handshake, warm
 
@@ -238,15 +238,15 @@ def test_a_run_with_checkpoints_is_one_training(
     """The first one trains here, even if no checkpoint can be written; the next one measures."""
     x, y = digits(110)
     _choose(monkeypatch, 2)
-    stock, failed = resumption.Checkpoint.write, []
+    stock, failed = store.Folder.write, []
 
-    def write(self: Any) -> None:
+    def write(self: Any, *content: Any) -> None:
         if not failed:
             failed.append(1)
             raise OSError(28, "No space left on device")
-        stock(self)
+        stock(self, *content)
 
-    monkeypatch.setattr(resumption.Checkpoint, "write", write)
+    monkeypatch.setattr(store.Folder, "write", write)
     results = []
     for number, folder in ((None, "a"), ("auto", "b"), ("auto", "c")):
         model, calls, log = small_cnn(), _Calls(), tmp_path / f"{folder}.csv"

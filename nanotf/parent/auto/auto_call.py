@@ -8,6 +8,7 @@ from typing import Any
 from nanotf.compat import keras_models
 from nanotf.compat.generation import generation
 from nanotf.parent.auto.choice import Auto, Choice
+from nanotf.parent.callbacks import list_of
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading.fit_data import FitData
@@ -59,15 +60,13 @@ class AutoCall:
         if self._options.resume is not None:  # `fit_here` makes the list
             return self._call
         a, base = self._auto.arguments, keras_models.callback_list_class()
-        verbose = generation().auto_verbose() if a.verbose == "auto" else a.verbose
-        self._list = self.watch.watched(base)(
+        self._list = list_of(
+            self.watch.watched(base),
             a.callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            model=self._call.model,
-            verbose=verbose,
-            epochs=a.epochs,
-            steps=self._steps,
+            self._call.model,
+            a.verbose,
+            a.epochs,
+            self._steps,
         )
         return self._with(callbacks=self._list, verbose=0)
 

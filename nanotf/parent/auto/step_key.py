@@ -7,17 +7,16 @@ attributes do not count either: after changing them, clear the cache by `nanotf 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
-import pathlib
 from typing import Any
 
 from nanotf.compat import keras_build, keras_compiling, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.machine import topology
+from nanotf.machine.processor import read_processor
 from nanotf.shipping.objects import user_modules
 
 
@@ -42,19 +41,10 @@ def key_of(model: Any, specs: Any, batch: int | None, x: Any, used: Any) -> str:
         batch,
         repr(used),
         repr(topology.describe_machine()),
-        _processor(),
+        read_processor().name,  # machines with equal cores may share the cache file
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
     )
-
-
-def _processor() -> str:
-    """Returns the processor's name: machines with equal cores may share the cache file."""
-    with contextlib.suppress(OSError):
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return ""
 
 
 def digest_of(*parts: Any) -> str:

@@ -22,7 +22,7 @@ from nanotf.compat import (
 from nanotf.compat.eager_context import FirstUse
 from nanotf.compat.generation import generation
 from nanotf.console import logger
-from nanotf.errors import WorkerError
+from nanotf.errors import WorkerDied, WorkerError, WorkerStuck
 from nanotf.parent import calls, defaults, rejections, traced
 from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
 from nanotf.parent.fit.fit_options import FitOptions
@@ -34,6 +34,8 @@ from nanotf.parent.resume import checks
 from nanotf.parent.resume.moments import Moment, read_all
 from nanotf.parent.resume.resumption import Resumption
 from nanotf.parent.resume.writer import CheckpointWriter
+from nanotf.parent.where import Where
+from nanotf.pool.plans import AnyPlan
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import orders
 from nanotf.shipping.state import SharedVariables, StateLayout
@@ -49,7 +51,6 @@ class FitProgress:
     # Where the next workers begin; kept where restarts are allowed or checkpoints written.
     last: Moment | None = None
     continues: bool = False  # the next workers begin at `last`, not with the first step
-    restarts: int = 0
     epoch: int = 0  # the present one
     has_begun: bool = False  # all callbacks have got the hook for the start of training
     has_ended: bool = False  # and for its end
@@ -87,7 +88,7 @@ class FitCall(ModelCall):
         generation().check_compiled(model, "fit")
         super().__init__(model, arguments, size, options.sharding)
         self.metrics_layout = StateLayout.of(keras_metrics.metric_state(model), size)
-        self.options = options
+        self.options, self.max_restarts = options, options.max_restarts
         self.resumption = None if options.resume is None else Resumption(options.resume, self)
         last = None if self.resumption is None else self.resumption.moment
         self.progress = FitProgress(last=last, continues=last is not None)
@@ -165,7 +166,7 @@ class FitCall(ModelCall):
         self.metrics.store(orders.FIRST_METRICS)  # of metrics that are never reset
         if is_handed_over or not self.progress.continues:
             self.state.store(self.sent.turn)
-            if self.options.max_restarts > 0:
+            if self.max_restarts > 0:
                 epoch = self.progress.first[0] if begins_at is None else begins_at
                 self.progress.last = Moment(epoch, 0, self.state.snapshot(self.sent.turn))
         elif self.progress.last is not None:
@@ -198,12 +199,12 @@ class FitCall(ModelCall):
         """Prepares for new workers, which continue after the last completed epoch."""
         assert last is not None
         keras_callbacks.forget_open_evaluation(self.callbacks.list)
-        if self.progress.restarts > 0:
+        if self.restarts > 0:
             states = self.data.random_states_of(last.epoch, self.progress.first[0])
         else:
             states = None if self.resumption is None else self.resumption.reading
         self.place_data(last, states)
-        if self.progress.restarts == 0 and self.resumption is not None:
+        if self.restarts == 0 and self.resumption is not None:
             self.resumption.restore_random()
 
     def place_data(self, last: Moment, states: Any) -> None:
@@ -221,22 +222,27 @@ class FitCall(ModelCall):
             resume=Resume(*self.progress.first, last.epoch, states, seed, last.step),
         )
 
+    def run_on(self, where: Where, plan: AnyPlan) -> Any:
+        try:
+            return super().run_on(where, plan)
+        except (WorkerDied, WorkerStuck) as error:
+            if not self.progress.has_ended:
+                raise
+            # The training itself is complete.
+            logger.warning("After the end of training: %s", error.message)
+            return self.finish([], ())
+
+    def can_restart(self) -> bool:
+        return self.progress.last is not None and not self.progress.has_ended
+
     def prepare_restart(self, error: WorkerError) -> None:
-        """Logs that training continues after an error, or raises the error."""
-        if self.progress.last is None or self.progress.restarts >= self.options.max_restarts:
-            raise error
-        self.progress.restarts += 1
+        assert self.progress.last is not None, "`can_restart`"
         self.progress.continues = True
         if self.checkpoints is not None:
             self.checkpoints.sigterm.holds = False  # the last moment is on the disk
-        logger.warning(
-            "%s Training continues at %s, with new workers: restart %d of %d.",
-            error.what,
-            self.progress.last.place(self.arguments.epochs, self.data.steps),
-            self.progress.restarts,
-            self.options.max_restarts,
-        )
-        if self.progress.restarts == 1:
+        place = self.progress.last.place(self.arguments.epochs, self.data.steps)
+        self.tell_restart(error, f"Training continues at {place}")
+        if self.restarts == 1:
             checks.warn_of_other_numbers(self.model, self.data)
 
     def order(self) -> orders.FitOrder:
@@ -446,7 +452,7 @@ class FitCall(ModelCall):
 
     # ----------------------------------------------------------------------- checkpoints
     def _keeps_moments(self) -> bool:
-        return self.options.max_restarts > 0 or self.resumption is not None
+        return self.max_restarts > 0 or self.resumption is not None
 
     def moment_at_end(self, logs: Any) -> Moment:
         """Returns the moment after all callbacks' `on_train_end`."""

@@ -5,15 +5,16 @@ The batches are those that workers get, so a run may continue with workers, or w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat import keras_metrics, keras_models, keras_steps
-from nanotf.compat.generation import generation
 from nanotf.compat.generators import from_generator
 from nanotf.compat.values import plain_logs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
+from nanotf.parent.callbacks import list_of
 from nanotf.parent.fit.fit_call import FitCall
 from nanotf.parent.fit.fit_options import FitOptions
 from nanotf.parent.fit_arguments import FitArguments
@@ -207,7 +208,7 @@ def _list_class(base: Any) -> Any:
     class ResumedCallbackList(base):  # type: ignore[misc]
         def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
             self._nanotf = run
-            super().__init__(callbacks, add_history=True, **options)
+            super().__init__(callbacks, **options)
 
         def on_train_begin(self, logs: Any = None) -> None:
             super().on_train_begin(logs)
@@ -252,19 +253,10 @@ def _list_class(base: Any) -> Any:
 
 def _callbacks(call: FitCall, checkpoints: CheckpointWriter, watch: Any) -> Any:
     """Returns the callback list for Keras's `fit`."""
-    a, verbose = call.arguments, call.arguments.verbose
-    if verbose == "auto":
-        verbose = generation().auto_verbose()
-    given, list_class = a.callbacks, keras_models.callback_list_class()
+    a, list_class = call.arguments, keras_models.callback_list_class()
+    given = a.callbacks
     if isinstance(given, list_class):
         given = given.callbacks  # it has a History and a progress bar, or not
     watched = list_class if watch is None else watch.watched(list_class)
-    return _list_class(watched)(
-        _Run(call, checkpoints),
-        given,
-        add_progbar=verbose != 0,
-        model=call.model,
-        verbose=verbose,
-        epochs=a.epochs,
-        steps=call.data.steps,
-    )
+    kind = functools.partial(_list_class(watched), _Run(call, checkpoints))
+    return list_of(kind, given, call.model, a.verbose, a.epochs, call.data.steps)

@@ -10,7 +10,7 @@ from typing import Any
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
-from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, WorkerStuck
+from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.parent import gpu, rejections
 from nanotf.parent.fit.fit_call import FitCall
 from nanotf.parent.fit.fit_options import FitOptions
@@ -19,7 +19,6 @@ from nanotf.parent.keras_call import KerasCall
 from nanotf.parent.reading.fit_data import takes_unlike_rows
 from nanotf.parent.resume.resumption import finished
 from nanotf.parent.where import Where
-from nanotf.pool.plans import AnyPlan
 
 
 def fit(
@@ -75,7 +74,7 @@ def fit(
     if plan is None:
         return gpu.fit(call, given, where.size, gpu.devices())
     with call.watching(), generation().untraced_hidden(model):
-        return _run(call, where, plan)
+        return call.run_on(where, plan)
 
 
 def warn_undivided(error: UndividedError) -> None:
@@ -89,18 +88,6 @@ def _kept(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return given, given
     first, second = itertools.tee(given["x"])
     return {**given, "x": (x for x in first)}, {**given, "x": (x for x in second)}
-
-
-def _run(call: FitCall, where: Where, plan: AnyPlan) -> Any:
-    while True:
-        try:
-            with where.lent(plan) as workers:
-                return call.run(workers)
-        except (WorkerDied, WorkerStuck) as error:
-            if call.progress.has_ended:  # the training itself is complete
-                logger.warning("After the end of training: %s", error.message)
-                return call.finish([], ())
-            call.prepare_restart(error)
 
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:

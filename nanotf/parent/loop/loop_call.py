@@ -32,9 +32,7 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     NanoError,
     ShippingError,
-    WorkerDied,
     WorkerError,
-    WorkerStuck,
     check_integer,
 )
 from nanotf.machine import processor
@@ -184,13 +182,7 @@ def _run(
 ) -> Any:
     # Raises `TypeError` for wrong arguments, as a plain call would.
     arguments = inspect.signature(function).bind(*args, **kwargs)
-    call = _LoopCall(function, arguments, plan.size, max_restarts)
-    while True:
-        try:
-            with where.lent(plan) as workers:
-                return call.run(workers)
-        except (WorkerDied, WorkerStuck) as error:
-            call.prepare_restart(error)
+    return _LoopCall(function, arguments, plan.size, max_restarts).run_on(where, plan)
 
 
 def _loaded(pickled: Any, block: Block, known: whole.Known) -> list[Any]:
@@ -220,7 +212,6 @@ class _LoopCall(calls.Call):
     ) -> None:
         super().__init__(size)
         self.max_restarts = max_restarts
-        self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
         self.sources = [LoopSource(data) for data in self.manifest.data]
@@ -248,17 +239,7 @@ class _LoopCall(calls.Call):
 
     # ------------------------------------------------------------------------------ the call
     def prepare_restart(self, error: WorkerError) -> None:
-        """Prepares to call the function again after an error, or raises it."""
-        if self.restarts >= self.max_restarts:
-            raise error
-        self.restarts += 1
-        logger.warning(
-            "%s %s is called again, with new workers: restart %d of %d.",
-            error.what,
-            self.name,
-            self.restarts,
-            self.max_restarts,
-        )
+        self.tell_restart(error, f"{self.name} is called again")
         self._rewind(self.complete)
 
     def _rewind(self, complete: Sequence[int]) -> None:

@@ -89,7 +89,7 @@ class LoopSource:
 _read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
 
 
-class OnePass:
+class OnePass(streams.EpochsToRead):
     """One iteration over a source, for a `StreamWriter` to read."""
 
     def __init__(self, source: Any) -> None:
@@ -103,9 +103,6 @@ class OnePass:
         count = self._given - taken
         return list(self._last)[-count:] if count > 0 else []
 
-    def training(self) -> Iterator[Any]:
-        raise AssertionError("a loop has no epochs of its own")
-
     def evaluations(self) -> Iterator[Any]:
         yield self._batches()
 
@@ -115,9 +112,3 @@ class OnePass:
             self._given += 1
             self._last.append(batch)
             yield iterator, batch
-
-    def keeps(self, iterator: Any) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

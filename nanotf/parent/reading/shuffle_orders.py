@@ -17,6 +17,7 @@ from nanotf.compat import eager_context
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping.data.inputs import pieces_of
+from nanotf.shipping.data.streams import EpochsToRead
 
 
 class OrderSeed(NamedTuple):
@@ -34,7 +35,7 @@ class OrderSeed(NamedTuple):
         return cls(secrets.randbits(31), False) if given is None else cls(int(given[0]), True)
 
 
-class Orders:
+class Orders(EpochsToRead):
     """The orders of one `fit`, as the only turn of a stream: an element is a piece of an order.
 
     Args:
@@ -79,15 +80,5 @@ class Orders:
         begin, count = self._pieces * self._complete, self._pieces * self._passes
         return (piece.numpy() for piece in itertools.islice(orders, begin, begin + count))
 
-    # ---------------------------------------------------------------- see `streams.EpochsToRead`
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         return iter([((self, order) for order in self.drawn())])
-
-    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        raise NotImplementedError
-
-    def keeps(self, iterator: Any) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

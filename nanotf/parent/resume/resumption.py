@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import pathlib
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,8 @@ from nanotf.parent.reading.shuffle_orders import OrderSeed
 from nanotf.parent.resume import checks, store
 from nanotf.parent.resume.callback_states import CallbackStates
 from nanotf.parent.resume.encoding import Arrays, decode, encode, typed
-from nanotf.parent.resume.folder_lock import FolderLock
 from nanotf.parent.resume.moments import Moment, Values, write_all
-from nanotf.parent.resume.store import LOCK, Folder, Stored
+from nanotf.parent.resume.store import Folder, Stored
 from nanotf.report import call_report
 from nanotf.report.stopwatch import Stopwatch
 from nanotf.shipping.data.arrays import numpy_dtype
@@ -32,6 +32,7 @@ from nanotf.shipping.state import StateLayout
 from nanotf.wire import files
 
 Facts = dict[str, Any]
+Content = tuple[dict[str, Any], Arrays]  # of a checkpoint: its manifest, and the arrays beside it
 
 
 class Resumption:
@@ -64,7 +65,7 @@ class Resumption:
         self.reading: Any = None
         self._chance: Chance | None = None
         self._of_callbacks: dict[str, dict[str, Any]] = {}
-        self._lock = FolderLock(self._folder.path, self._folder.own / LOCK)
+        self._folder.lock()
         try:
             self._take_newest()
             if self.moment is not None and call.arguments.verbose != 0:
@@ -77,7 +78,7 @@ class Resumption:
 
     def release(self) -> None:
         """Lets other runs use the folder."""
-        self._lock.release()
+        self._folder.release()
 
     def _continuation(self, moment: Moment, steps: int | None) -> str:
         """Describes where training continues."""
@@ -147,8 +148,8 @@ class Resumption:
         # A copy: the callbacks change their lists, and may be restored again.
         self._states.restore(copy.deepcopy(self._of_callbacks))
 
-    def capture(self, moment: Moment, stop: bool, finished: bool, reading: Any) -> Checkpoint:
-        """Returns a checkpoint of this process now; `Checkpoint.write` may come later.
+    def capture(self, moment: Moment, stop: bool, finished: bool, reading: Any) -> Content:
+        """Returns a checkpoint of this process now, for `write`.
 
         Args:
             moment: the state of training, as it is now.
@@ -174,7 +175,16 @@ class Resumption:
             "finished": finished,
             **{name: encode(value, arrays, name) for name, value in more.items()},
         }
-        return Checkpoint(self._folder, manifest, arrays)
+        return manifest, arrays
+
+    def write(self, content: Content) -> pathlib.Path:
+        """Writes a checkpoint; returns the folder of all of them.
+
+        Raises:
+            OSError: The disk is full, or the folder has gone.
+        """
+        self._folder.write(*content)
+        return self._folder.path
 
 
 def finished(call: Any) -> Any:
@@ -190,28 +200,8 @@ def finished(call: Any) -> Any:
     model.stop_training = resumption.stops
     times = Stopwatch(0, None).finish()
     hint = "The training was complete; its checkpoint has the result."
-    model.history.nanotf = call_report.Report.of_one_process("fit", times, hint)
+    model.history.nanotf = call_report.Report.of_one_process(times, hint)
     return model.history
-
-
-class Checkpoint:
-    """A checkpoint that is ready to be written.
-
-    Attributes:
-        path: `pathlib.Path`, the folder of all checkpoints.
-    """
-
-    def __init__(self, folder: Folder, manifest: Mapping[str, Any], arrays: Arrays) -> None:
-        self._folder, self._manifest, self._arrays = folder, manifest, arrays
-        self.path = folder.path
-
-    def write(self) -> None:
-        """Writes it to the folder.
-
-        Raises:
-            OSError: The disk is full, or the folder has gone.
-        """
-        self._folder.write(self._manifest, self._arrays)
 
 
 def _versions() -> dict[str, str]:

@@ -34,9 +34,9 @@ from nanotf.wire import files
 
 FORMAT = 2
 KEPT = 2  # the newest, and the one before
-OWN, LOCK = "nanotf-resume", "lock"
+OWN, _LOCK = "nanotf-resume", "lock"
 _MANIFEST, _ARRAYS, _MARKER = "manifest.json", "arrays.npz", "marker"
-_NAME, _UNFINISHED = "checkpoint-", "unfinished-"
+_NAME, _UNFINISHED = "checkpoint-", ".checkpoint-*.part"  # as `files.new_folder` names it
 _NUMBER = re.compile(rf"{_NAME}([0-9]{{8,}})", re.ASCII)
 _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
@@ -65,6 +65,7 @@ class Folder:
     """
 
     def __init__(self, path: Any) -> None:
+        self._lock: files.Lock | None = None
         try:
             self.path = pathlib.Path(os.fsdecode(path)).absolute()
         except TypeError:
@@ -88,6 +89,38 @@ class Folder:
                 f"`resume` must be a folder that can be written. Received: resume={path!r}, and "
                 f"the system reports: {error}. Pass another folder."
             ) from error
+
+    def lock(self) -> None:
+        """Keeps all other runs from the folder until `release`, or the end of the process.
+
+        Where the file system has no locks, only a warning says that two runs would disturb each
+        other.
+
+        Raises:
+            InvalidArgumentError: Another run uses it.
+        """
+        try:
+            self._lock = files.Lock(self.own / _LOCK)
+        except files.LockHeld as held:
+            here = f"process {os.getpid()} on "  # how `LockHeld` begins if it is this process
+            mine = f"another fit in this process (pid {os.getpid()})"
+            who = mine if str(held).startswith(here) else str(held)
+            raise InvalidArgumentError(
+                "A folder of checkpoints serves one fit at a time. Received: resume="
+                f"'{self.path}', which {who} uses. Wait until that ends, or pass another folder."
+            ) from None
+        except OSError as error:  # some file systems of clusters have no locks
+            logger.warning(
+                "The folder %s cannot be locked (%s). Start no other training that writes its "
+                "checkpoints there.",
+                self.path,
+                error,
+            )
+
+    def release(self) -> None:
+        """Lets others use the folder; a second call does nothing."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _numbered(self) -> list[tuple[int, pathlib.Path]]:
         """Returns the checkpoints, by number; all are in one series, whoever has written them."""
@@ -120,32 +153,23 @@ class Folder:
             manifest: values that JSON can hold.
             arrays: `numpy.ndarray` by name.
         """
-        made = pathlib.Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.own))
-        try:
+        with files.new_folder(self.own / f"{_NAME}{self._next_number():08}") as made:
             (made / _MARKER).touch()
-            with (made / _ARRAYS).open("wb") as file:
-                # Not `np.savez(**arrays)`: a name may be that of an argument.
-                with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-                    for name, array in arrays.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, array, allow_pickle=False)
-                files.flush(file)
+            # Not `np.savez(**arrays)`: a name may be that of an argument.
+            with zipfile.ZipFile(made / _ARRAYS, "w", allowZip64=True) as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
             whole = {"sha256": _sha256_of(content), "content": content}
             files.write_json(made / _MANIFEST, whole, indent=1)
-            made.chmod(0o755)  # `mkdtemp` lets nobody else read it
-            made.rename(self.own / f"{_NAME}{self._next_number():08}")
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
         # The new name is on the disk before older checkpoints are deleted.
-        files.flush_folder(self.own)
         self._delete_old()
 
     def _delete_old(self) -> None:
-        # One run at a time writes here (`FolderLock`): unfinished folders are of runs that died.
+        # One run at a time writes here (`lock`): unfinished folders are of runs that died.
         own = [path for _, path in self._numbered() if path.parent == self.own]
-        for path in itertools.chain(own[:-KEPT], self.own.glob(f"{_UNFINISHED}*")):
+        for path in itertools.chain(own[:-KEPT], self.own.glob(_UNFINISHED)):
             if _is_marked(path):
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nanotf.console import logger
 from nanotf.parent.resume.moments import Moment
-from nanotf.parent.resume.resumption import Checkpoint, Resumption
+from nanotf.parent.resume.resumption import Content, Resumption
 from nanotf.parent.resume.sigterm import Sigterm
 
 
@@ -21,14 +21,14 @@ class CheckpointWriter:
 
     Attributes:
         sigterm: `Sigterm`.
-        taken: `Checkpoint` that can be written, or None.
+        taken: what `Resumption.write` can write, or None.
         is_due: bool, whether it is to be written without a signal.
     """
 
     def __init__(self, call: Any, resumption: Resumption) -> None:
         self._call, self.resumption = call, resumption
         self.sigterm = Sigterm()
-        self.taken: Checkpoint | None = None
+        self.taken: Content | None = None
         self.is_due = False
 
     def __enter__(self) -> CheckpointWriter:
@@ -56,7 +56,7 @@ class CheckpointWriter:
         """Writes what was taken, then delivers SIGTERM if it has come."""
         if self.taken is not None:
             try:
-                self.taken.write()
+                folder = self.resumption.write(self.taken)
             except OSError as error:
                 logger.warning(
                     "A checkpoint could not be written, and training continues without it: %s",
@@ -64,7 +64,7 @@ class CheckpointWriter:
                 )
             else:
                 if self.sigterm.heard:
-                    logger.warning("SIGTERM: %s holds all steps so far.", self.taken.path)
+                    logger.warning("SIGTERM: %s holds all steps so far.", folder)
         self.taken, self.is_due = None, False
         if self._call.progress.has_ended:
             self.sigterm.holds = False  # there is nothing else to write

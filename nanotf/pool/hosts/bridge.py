@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from nanotf.pool.handles import STACK_SECONDS, Worker
 from nanotf.pool.hosts import agent_messages
 from nanotf.pool.hosts.members import Member
 from nanotf.pool.hosts.remote import Originals, Said, descriptors_of, read
-from nanotf.wire.channel import Channel, ChannelClosed, packed
+from nanotf.wire.channel import Channel, ChannelClosed, packed, socket_pair
 
 ANSWER_SECONDS = 5.0  # for an answer that needs no waiting
 LOST = -9  # the exit code of a worker that was lost with its host, as if by SIGKILL
@@ -163,7 +162,7 @@ class Bridge:
         self._processes = {rank: HostProcess(member, pool, rank) for rank in ranks}
         self._channels: dict[int, tuple[Channel, Channel]] = {}  # the pool's end, and this one's
         for rank in ranks:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            ours, theirs = socket_pair()
             self._channels[rank] = Channel(ours), Channel(theirs)
             end = self._channels[rank][1]
             self._in_thread(self._down, rank, end, key, rank == ranks[0])

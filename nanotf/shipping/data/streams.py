@@ -351,15 +351,26 @@ class Coming:
 
 
 class EpochsToRead(Protocol):
-    """The part of `compat.keras_epochs.Epochs` that a stream's writer uses."""
+    """The part of `compat.keras_epochs.Epochs` that a stream's writer uses.
 
-    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
+    What derives from it has passes over data that belong to no training, and owns nothing.
+    """
 
-    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
+    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """Yields the epochs of training, each of which yields iterator and batch."""
+        return iter(())
 
-    def keeps(self, iterator: Any) -> bool: ...
+    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """Yields the passes of another kind, likewise."""
+        return iter(())
 
-    def close(self) -> None: ...
+    def keeps(self, iterator: Any) -> bool:
+        """Returns True if the next epoch may continue with an iterator."""
+        return False
+
+    def close(self) -> None:
+        """Frees what was opened."""
+        return
 
 
 class StreamWriter:

@@ -23,7 +23,6 @@ tells the receiver how to make it: a bare object, which gets its attributes late
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import hashlib
@@ -91,51 +90,27 @@ def is_sent_apart(obj: Any) -> bool:
 
 
 # ---------------------------------------------------------------------- makers of bare objects
-@dataclasses.dataclass(frozen=True)
-class _VariableMaker:
-    """Maker of a `tf.Variable` that has its own value."""
-
-    cls: Any
-    shape: Any
-    dtype: str
-    kind: dict[str, Any]
-
-    def make(self) -> Any:
-        return values.without_value(self.cls, self.shape, self.dtype, self.kind)
+def _functional(cls: Any) -> Any:
+    keras_models.make_functional(cls)
+    return pickling.bare(cls)
 
 
-@dataclasses.dataclass(frozen=True)
-class _FunctionalMaker:
-    """Maker of a functional model of a user's class."""
-
-    cls: Any
-
-    def make(self) -> Any:
-        keras_models.make_functional(self.cls)
-        return pickling.bare(self.cls)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OperationMaker:
-    """Maker of a layer that is a TensorFlow operation: its class makes its `call`."""
-
-    cls: Any
-    config: dict[str, Any]
-
-    def make(self) -> Any:
-        return self.cls.from_config(self.config)
+def _operation(cls: Any, config: dict[str, Any]) -> Any:
+    """Makes a layer that is a TensorFlow operation: its class makes its `call`."""
+    return cls.from_config(config)
 
 
 def _maker(obj: Any) -> Any:
-    """Returns the maker of a bare object: its class, or an object with `make()`."""
+    """Returns the maker of a bare object: its class, or else a partial function that makes it."""
     config = generation().operation_config(obj)
     if config is not None:
-        return _OperationMaker(type(obj), config)
+        return functools.partial(_operation, type(obj), config)
     cls = class_of(obj)
     if isinstance(obj, require_tensorflow().Variable) and values.behind(obj) is obj:
-        return _VariableMaker(cls, obj.shape, obj.dtype.name, values.kind_of(obj))
+        kind = values.kind_of(obj)
+        return functools.partial(values.without_value, cls, obj.shape, obj.dtype.name, kind)
     is_functional = isinstance(obj, keras_models.functional_class())
-    return _FunctionalMaker(cls) if is_functional else cls
+    return functools.partial(_functional, cls) if is_functional else cls
 
 
 def class_of(obj: Any) -> Any:
@@ -148,7 +123,7 @@ def class_of(obj: Any) -> Any:
 
 def _outlined_class(maker: Any, obj: Any) -> Any:
     """Returns the class that an outline names: the maker's if the receiver makes another object."""
-    return class_of(obj) if hasattr(maker, "cls") or isinstance(maker, type) else type(maker)
+    return class_of(obj) if isinstance(maker, (type, functools.partial)) else type(maker)
 
 
 def _travels(name: str) -> bool:
@@ -443,7 +418,7 @@ class Unpickler(pickle.Unpickler):
 
     def make(self, maker: Any) -> Any:
         """Makes a bare object from the result of `HeapPickler.maker`."""
-        return pickling.bare(maker) if isinstance(maker, type) else maker.make()
+        return pickling.bare(maker) if isinstance(maker, type) else maker()
 
     def load_attributes(self) -> None:
         """Sets the attributes of all objects read so far, and of all reachable from them."""

@@ -105,7 +105,7 @@ def test_one_process() -> None:
     times.began, times.ready, times.ended = 0, 0, 20 * S
     epochs = [timing.Pass(timing.TRAIN, n, (1 + 6 * n) * S, (6 + 6 * n) * S) for n in range(3)]
     times.passes += [*epochs, timing.Pass(timing.TEST, None, 4 * S, 5 * S)]
-    report = Report.of_one_process("fit", times, 'Try num_processes="auto".')
+    report = Report.of_one_process(times, 'Try num_processes="auto".')
     (row,) = report.workers
     assert (report.size, report.total) == (1, pytest.approx(20))
     assert (report.preparing, row.rebuilding) == pytest.approx((1, 0))
@@ -129,7 +129,7 @@ def test_plot_of_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     monkeypatch.setattr(Axes, "set_yticks", lambda self, at, names: tracks.append([*names]))
     times = timing.WorkerTimes(0, began=0, ready=0, ended=20 * S)
     times.passes.append(timing.Pass(timing.TRAIN, 0, S, 16 * S))
-    Report.of_one_process("fit", times, "").plot(tmp_path / "report.png")
+    Report.of_one_process(times, "").plot(tmp_path / "report.png")
     assert titles == ["fit in one process: 20.00 s"]
     assert tracks == [["this process"]]
 

@@ -15,9 +15,10 @@ from typing import Any
 import optuna
 import pytest
 
+import nanotf
 from nanotf.errors import InvalidArgumentError, UnavailableError
 from nanotf.machine import process_identity
-from nanotf.searching import auto_parallel, requirement, studies
+from nanotf.searching import auto_parallel, studies
 from nanotf.searching.sampling import SeededSampler, default_sampler
 
 STATE = optuna.trial.TrialState
@@ -225,9 +226,8 @@ def test_the_first_trials_are_timed_and_count(monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    requirement.require_optuna.cache_clear()
     with pytest.raises(UnavailableError, match=r"pip install 'nanotf\[search\]'"):
-        requirement.require_optuna()
+        nanotf.search(None, {}, None, "loss", 1)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere", "ended"])

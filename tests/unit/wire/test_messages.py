@@ -63,9 +63,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def test_messages_arrive_in_order(ends: tuple[Channel, Channel]) -> None:
     parent, worker = ends
-    for rank in range(5):
-        worker.send(messages.Ready(rank))
-    assert [parent.receive().rank for _ in range(5)] == list(range(5))
+    for began in range(5):
+        worker.send(messages.Stalled(began))
+    assert [parent.receive().began for _ in range(5)] == list(range(5))
 
 
 def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None:
@@ -87,7 +87,7 @@ def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None
 def test_poll_reports_an_arrived_message(ends: tuple[Channel, Channel]) -> None:
     parent, worker = ends
     assert not parent.poll(0.0)
-    worker.send(messages.Ready(0))
+    worker.send(messages.Ready())
     assert parent.poll(5.0)
 
 
@@ -112,8 +112,8 @@ def test_an_end_that_does_nothing_is_not_waited_for(ends: tuple[Channel, Channel
     with pytest.raises(BlockingIOError):
         parent.send(messages.Order(1, b"x" * 10**7))
     parent.limit(0)
-    threading.Timer(0.2, worker.send, [messages.Ready(3)]).start()
-    assert parent.receive() == messages.Ready(3)
+    threading.Timer(0.2, worker.send, [messages.Stalled(3)]).start()
+    assert parent.receive() == messages.Stalled(3)
 
 
 def test_a_waiting_thread_continues_when_a_channel_is_shut_down(

@@ -30,7 +30,9 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_worker_whose_parent_is_already_gone() -> None:
     """Without a check, it would wait for a signal that was already sent."""
-    code = "from nanotf.worker import process; process.end_with_parent(1); print('still running')"
+    code = (
+        "from nanotf.machine import own_exit; own_exit.end_with_parent(1); print('still running')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

@@ -13,27 +13,32 @@ import sys
 import pytest
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.resume.folder_lock import FolderLock
+from nanotf.parent.resume.store import Folder
 
 _HOLDER = """
-import pathlib, sys
-from nanotf.parent.resume.folder_lock import FolderLock
-folder = pathlib.Path(sys.argv[1])
-lock = FolderLock(folder, folder / "lock")
+import sys
+from nanotf.parent.resume.store import Folder
+Folder(sys.argv[1]).lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
 
 
+def _locked(path: pathlib.Path) -> Folder:
+    folder = Folder(path)
+    folder.lock()
+    return folder
+
+
 def test_a_second_run_in_this_process(tmp_path: pathlib.Path) -> None:
-    lock = FolderLock(tmp_path, tmp_path / "lock")
+    lock = _locked(tmp_path)
     link = tmp_path.parent / f"{tmp_path.name}-link"
     link.symlink_to(tmp_path)
     with pytest.raises(InvalidArgumentError, match=rf"this process \(pid {os.getpid()}\)"):
-        FolderLock(link, link / "lock")
+        _locked(link)
     lock.release()
     lock.release()
-    FolderLock(link, link / "lock").release()
+    _locked(link).release()
 
 
 def test_another_process_is_named_and_its_death_releases(tmp_path: pathlib.Path) -> None:
@@ -42,17 +47,17 @@ def test_another_process_is_named_and_its_death_releases(tmp_path: pathlib.Path)
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         with pytest.raises(InvalidArgumentError, match=f"which process {holder.pid} on .+ uses"):
-            FolderLock(tmp_path, tmp_path / "lock")
+            _locked(tmp_path)
         holder.send_signal(signal.SIGKILL)
-    FolderLock(tmp_path, tmp_path / "lock").release()
+    _locked(tmp_path).release()
 
 
 def test_a_forked_child_does_not_have_its_parents_lock(tmp_path: pathlib.Path) -> None:
-    lock = FolderLock(tmp_path, tmp_path / "lock")
+    lock = _locked(tmp_path)
     child = os.fork()
     if child == 0:
         try:
-            FolderLock(tmp_path, tmp_path / "lock")
+            _locked(tmp_path)
         except InvalidArgumentError as error:
             os._exit(0 if f"process {os.getppid()} on" in str(error) else 2)
         os._exit(1)
@@ -62,7 +67,7 @@ def test_a_forked_child_does_not_have_its_parents_lock(tmp_path: pathlib.Path) -
 
 def test_what_else_opens_the_file_does_not_drop_the_lock(tmp_path: pathlib.Path) -> None:
     """A callback that copies the folder opens and closes every file in it."""
-    lock = FolderLock(tmp_path, tmp_path / "lock")
+    lock = _locked(tmp_path)
     shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
     command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, input="", check=False)
@@ -71,14 +76,14 @@ def test_what_else_opens_the_file_does_not_drop_the_lock(tmp_path: pathlib.Path)
 
 
 def test_a_child_that_lives_longer_holds_nothing(tmp_path: pathlib.Path) -> None:
-    lock = FolderLock(tmp_path, tmp_path / "lock")
+    lock = _locked(tmp_path)
     wait, end = os.pipe()
     if os.fork() == 0:
         os.close(end)
         os.read(wait, 1)
         os._exit(0)
     lock.release()
-    FolderLock(tmp_path, tmp_path / "lock").release()
+    _locked(tmp_path).release()
     os.close(end)
     os.close(wait)
     os.wait()
@@ -91,7 +96,7 @@ def test_a_full_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    lock = FolderLock(tmp_path, tmp_path / "lock")
+    lock = _locked(tmp_path)
     with pytest.raises(InvalidArgumentError, match="which another process uses"):
-        FolderLock(tmp_path, tmp_path / "lock")
+        _locked(tmp_path)
     lock.release()

@@ -82,7 +82,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: pathlib.Path) -> None:
 )
 def test_nothing_else_is_touched(name: str, tmp_path: pathlib.Path) -> None:
     """Folders and files of the user's, beside nanotf's folder and inside it."""
-    places = [tmp_path / name, tmp_path / OWN / name, tmp_path / OWN / f"unfinished-{name}"]
+    places = [tmp_path / name, tmp_path / OWN / name, tmp_path / OWN / f".checkpoint-{name}.part"]
     for place in places:
         place.mkdir(parents=True)
         (place / "saved_model.pb").write_text("mine")
@@ -118,7 +118,9 @@ def test_folders_of_earlier_versions(tmp_path: pathlib.Path) -> None:
 
 def test_a_killed_writer_leaves_nothing_for_long(tmp_path: pathlib.Path) -> None:
     folder = _written(tmp_path, 1)
-    shutil.copytree(tmp_path / OWN / "checkpoint-00000001", tmp_path / OWN / "unfinished-a1b2")
+    shutil.copytree(
+        tmp_path / OWN / "checkpoint-00000001", tmp_path / OWN / ".checkpoint-00000002.7.a1b2.part"
+    )
     folder.write({"number": 1}, {"a/0": np.full(1, 1)})
     assert _names(tmp_path) == ["checkpoint-00000001", "checkpoint-00000002"]
 
