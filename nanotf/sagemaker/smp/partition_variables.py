@@ -42,7 +42,7 @@ class Variables:
             else:
                 value = tf.convert_to_tensor(value, dtype=arguments.get("dtype"))
                 shape, dtype = value.shape, value.dtype
-            made = graphs.uninitialized_variable(tf.TensorSpec(shape, dtype), arguments)
+            made = values.uninitialized(shape, dtype, arguments)
         self._initializers.append((made, value))
         self.all.append(made)
         return made
