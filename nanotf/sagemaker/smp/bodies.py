@@ -40,17 +40,15 @@ class Body:
     """The trace of one microbatch.
 
     Args:
-        function: the user's.
-        args, kwargs: those of the microbatch, a tuple and a dict.
+        args, kwargs: those of the microbatch.
         graph: the `tf.Graph` that gets the operations.
-        seeds: of the microbatch.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         graph: Any,
         seeds: SeedStream,
     ) -> None:

@@ -245,7 +245,6 @@ def _specs(model: Any, end: str) -> Any:
     """Returns the `tf.TensorSpec`s of a model's inputs or outputs, for any number of rows.
 
     Args:
-        model: a functional or Sequential model.
         end: "input" or "output".
     """
     is_list = isinstance(model, tf.keras.Sequential)

@@ -97,7 +97,6 @@ class Variables:
         All processes of one copy of the model call this.
 
         Args:
-            box: this rank's mailbox.
             ranks: by partition.
             stage: this process's partition.
         """

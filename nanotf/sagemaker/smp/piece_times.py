@@ -42,9 +42,8 @@ class _Piece:
     """A piece with all that it needs.
 
     Args:
-        traced, everywhere: as of `seconds`.
-        operations: `tf.Operation`s, each after those that it depends on.
-        library: the functions that they call, of the traced graph's definition.
+        traced, operations, everywhere: as of `seconds`.
+        library: the functions that the operations call, of the traced graph's definition.
     """
 
     def __init__(

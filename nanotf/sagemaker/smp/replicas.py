@@ -86,7 +86,7 @@ def equalize(models: Iterable[Any]) -> None:
     with the same models.
 
     Args:
-        models: built Keras models.
+        models: built.
     """
     for model in [model for model in models if model not in _equal]:
         _equal.add(model)
