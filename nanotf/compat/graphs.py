@@ -12,10 +12,8 @@
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
 | `Operation._gradient_function` | the gradient of a call of a `tf.function`; `prune` of `tf.compat.v1.wrap_function` copies operations without it |
-| `resource_variable_ops.UninitializedVariable` | a variable without memory |
 | `BaseResourceVariable._read_variable_op` | all that reads a variable calls it |
 | `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
-| `record.VariableWatcher` | the variables that code reads; a `tf.GradientTape`, which tells them, keeps all operations, too |
 | `autograph.impl.api.convert`, `core.ag_ctx.ControlStatusCtx` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
 """
 
@@ -101,20 +99,6 @@ def take_gradients(copies: Any, graph: Any) -> None:
             copy._gradient_function = original._gradient_function
 
 
-def uninitialized_variable(spec: Any, arguments: dict[str, Any]) -> Any:
-    """Makes a `tf.Variable` that has no value, and so no memory, until one is assigned.
-
-    Args:
-        spec: `tf.TensorSpec`, its shape and dtype.
-        arguments: keyword arguments that a variable creator gets.
-    """
-    from tensorflow.python.ops import resource_variable_ops
-
-    names = ("trainable", "name", "synchronization", "aggregation", "constraint")
-    kept = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    return resource_variable_ops.UninitializedVariable(shape=spec.shape, dtype=spec.dtype, **kept)
-
-
 def float_operations(graph: Any) -> dict[str, int]:
     """Returns the floating-point operations of a graph's operations, by name, where known.
 
@@ -198,40 +182,6 @@ def refill(variable: Any, value: Any) -> None:
     require_tensorflow().raw_ops.AssignVariableOp(
         resource=variable.handle, value=value, validate_shape=False
     )
-
-
-class VariableReads:
-    """Context manager that notes the trainable variables which this thread's code reads.
-
-    Functions that it calls read theirs, too.
-
-    Attributes:
-        variables: list of `tf.Variable`s, known at the end of the context.
-    """
-
-    def __init__(self) -> None:
-        self.variables: list[Any] = []
-        self._watcher: Any = None
-
-    def __enter__(self) -> VariableReads:
-        from tensorflow.python.eager import record
-
-        self._watcher = record.VariableWatcher()
-        self._watcher.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._watcher.__exit__(*error)
-        self.variables += self._watcher.watched_variables()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves out what code in this context reads."""
-        self.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self.__enter__()
 
 
 _reads_released: contextvars.ContextVar[bool]

@@ -6,7 +6,7 @@ notes what it made it from. AutoGraph puts the user's stack into the texts of er
 while it traces, and keeps what it made them from in `ag_error_metadata`.
 
 Both replace the classes of nanotf's errors: AutoGraph those that it does not know, TensorFlow those
-of Python code that an operation runs. `CLASSES` and `carried` keep them.
+of Python code that an operation runs. `CLASSES` and `python_operation` keep them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import itertools
 import linecache
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nanotf import tracebacks
 from nanotf.compat.replacements import Override
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError
 
 _SHOWN = 5  # frames
@@ -161,11 +162,28 @@ _carried: dict[str, NanoError] = {}
 _numbers = itertools.count()
 
 
-def carried(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function for `tf.numpy_function`, whose errors of nanotf's leave graphs as they are.
+def python_operation(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    like: Sequence[Any],
+    name: str | None = None,
+) -> list[Any]:
+    """Makes an operation that calls a function with arrays, by `tf.numpy_function`.
 
-    See `CLASSES`.
+    The function's errors of nanotf's leave graphs as they are, see `CLASSES`.
+
+    Args:
+        like: have the dtypes and shapes of the results. The operation does not know shapes.
     """
+    tf, kinds = require_tensorflow(), [each.dtype for each in like]
+    found = tf.numpy_function(_carried_by(function), list(tensors), kinds, name=name)
+    results: list[Any] = tf.nest.flatten(found)  # in eager execution, one is no list
+    for tensor, each in zip(results, like, strict=True):
+        tensor.set_shape(each.shape)
+    return results
+
+
+def _carried_by(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:

@@ -19,6 +19,7 @@ import enum
 import functools
 import weakref
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -110,13 +111,22 @@ def set_attributes(variable: Any, found: Mapping[str, Any]) -> None:
 
 def _usual(shape: Any, dtype: str) -> dict[str, Any]:
     """Returns the attributes of a new variable without a value."""
-    return dict(vars(_uninitialized(shape, dtype)))
+    return dict(vars(uninitialized(shape, dtype)))
 
 
-def _uninitialized(shape: Any, dtype: Any) -> Any:
+def uninitialized(
+    shape: Any, dtype: Any, arguments: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Makes a `tf.Variable` that has no value, and so no memory, until one is assigned.
+
+    Args:
+        arguments: those that a variable creator gets.
+    """
     from tensorflow.python.ops import resource_variable_ops
 
-    return resource_variable_ops.UninitializedVariable(dtype=dtype, shape=shape)
+    names = ("trainable", "name", "synchronization", "aggregation", "constraint")
+    kept = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    return resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, **kept)
 
 
 def class_of(variable: Any) -> Any:
@@ -208,13 +218,15 @@ def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
     TensorFlow's allocator with oneDNN keeps the memory that it frees.
     """
     tf = require_tensorflow()
-    before = _uninitialized(variable.shape, variable.dtype)
+    before = uninitialized(variable.shape, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=before.handle, value=read(variable))
     share(variable, array)
     if not (variable.dtype.is_floating and pages.can_drop(array.nbytes)):
         return
-    zeros = pages.zeros(array.nbytes).view(array.dtype)
     address = _address(before)
+    if address in _shared:
+        return  # not TensorFlow's: it would make a copy to add to
+    zeros = pages.zeros(array.nbytes).view(array.dtype)
     # TensorFlow adds in place if nothing else refers to the memory, such as a tensor of the user's.
     tf.raw_ops.AssignAddVariableOp(
         resource=before.handle, value=_sharing(zeros.reshape(array.shape), variable.dtype)
@@ -223,8 +235,16 @@ def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
         pages.drop(address, array.nbytes)
 
 
+# By address, the arrays whose memory variables share, while tensors refer to them.
+_shared: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
+
+
 def _address(variable: Any) -> int:
-    found: int = array_of(variable).__array_interface__["data"][0]
+    return _address_of(array_of(variable))
+
+
+def _address_of(array: np.ndarray[Any, Any]) -> int:
+    found: int = array.__array_interface__["data"][0]
     return found
 
 
@@ -233,6 +253,7 @@ def _sharing(array: np.ndarray[Any, Any], dtype: Any) -> Any:
     from tensorflow.python.eager import context
     from tensorflow.python.framework import ops
 
+    _shared[_address_of(array)] = array
     device = context.context().device_name
     return ops.EagerTensor(array, device, dtype.as_datatype_enum)
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | `BaseResourceVariable._handle` | the input of every operation on a variable, including eager operations in C |
 | `resource_variable_ops.variable_accessed` | tells tapes that a variable is used |
-| `record.VariableWatcher` | the variables that code uses |
+| `record.VariableWatcher` | the variables that code reads; a `tf.GradientTape`, which tells them, keeps all operations, too |
 | `FuncGraph.capture` | a handle's placeholder in a graph |
 | `auto_control_deps.register_acd_resource_resolver` | declares that two handles name the same variable; otherwise a read through one and a write through the other are unordered |
 """
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,11 +66,36 @@ def name_same(handle: Any, other: Any) -> None:
         setattr(graph, _COPIES, [*getattr(graph, _COPIES, ()), handle])
 
 
-@contextlib.contextmanager
-def watching() -> Iterator[Callable[[], Sequence[Any]]]:
-    """Records the trainable variables that code in this context uses; yields a getter."""
-    with record.VariableWatcher() as watcher:
-        yield watcher.watched_variables
+class VariableReads:
+    """Context manager that notes the trainable variables which this thread's code reads.
+
+    Functions that it calls read theirs, too.
+
+    Attributes:
+        variables: list of `tf.Variable`s, known at the end of the context.
+    """
+
+    def __init__(self) -> None:
+        self.variables: list[Any] = []
+        self._watcher: Any = None
+
+    def __enter__(self) -> VariableReads:
+        self._watcher = record.VariableWatcher()
+        self._watcher.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._watcher.__exit__(*error)
+        self.variables += self._watcher.watched_variables()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what code in this context reads."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 def _resolve(op: Any, reads: Any, writes: Any) -> bool:

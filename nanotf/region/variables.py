@@ -62,13 +62,13 @@ def used_by_rows(
     for variable, copy in zip(variables, copies, strict=True):
         variable_handles.set_handle(variable, copy)
     try:
-        with variable_handles.watching() as used:
+        with variable_handles.VariableReads() as used:
             yield
     finally:
         for variable, handle in zip(variables, before, strict=True):
             variable_handles.set_handle(variable, handle)
     known = {id(v) for v in variables}
-    others = [v for v in used() if id(plain(v)) not in known and plain(v).dtype.is_floating]
+    others = [v for v in used.variables if id(plain(v)) not in known and plain(v).dtype.is_floating]
     if others:
         raise ModelError(
             "A layer whose call is divided must read only variables that it read when it was traced. "

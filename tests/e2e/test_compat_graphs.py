@@ -95,9 +95,9 @@ def test_a_variable_with_its_own_handle(graph: bool) -> None:
             variable_handles.name_same(copy, before)
             variable_handles.set_handle(variable, copy)
             try:
-                with variable_handles.watching() as used:
+                with variable_handles.VariableReads() as used:
                     loss = tf.reduce_sum(variable * tf.gather(variable, [0, 1]))
-                assert [v is variable for v in used()] == [True]
+                assert [v is variable for v in used.variables] == [True]
                 variable.assign_add([1.0, 1.0])
                 after = tf.reduce_sum(variable)
             finally:
@@ -146,7 +146,7 @@ def test_work_of_operations() -> None:
 
 
 def test_graphs_that_are_cut() -> None:
-    variable = graphs.uninitialized_variable(tf.TensorSpec([2], tf.float32), {"trainable": True})
+    variable = values.uninitialized([2], tf.float32, {"trainable": True})
     initialized = tf.raw_ops.VarIsInitializedOp
     assert isinstance(variable, tf.Variable) and not initialized(resource=variable.handle)
     for value in ([1.0, 2.0], [3.0, 4.0]):

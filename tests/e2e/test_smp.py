@@ -17,7 +17,7 @@ import tensorflow as tf
 from processes import SECONDS, run_ranks
 from sklearn.datasets import load_digits
 
-from nanotf import smp
+from nanotf import hvd, smp
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, JobError, ModelError
 from nanotf.sagemaker.smp import runtime
@@ -237,6 +237,8 @@ def test_errors_of_a_step() -> None:
         smp.gradients(tf.constant(1.0), [])
     with pytest.raises(ModelError, match="returns None"):
         smp.step(lambda x: None)(tf.zeros(4))
+    with pytest.raises(JobError, match=r"accumulate\(\) replaces hvd\.allreduce"):
+        hvd.allreduce(tf.zeros(4))
 
 
 def test_a_saved_model_loads_in_plain_keras(tmp_path: pathlib.Path) -> None:

@@ -248,11 +248,11 @@ def prove(
                 raise Coupled(
                     "it gets a ragged or sparse tensor, whose rows nanotf does not follow"
                 )
-            with variable_handles.watching() as used:
+            with variable_handles.VariableReads() as used:
                 traced, again = _traced_twice(subject, like, leaves, lengths_here)
             operations = traced.operations()
             return dataclasses.replace(
-                _judged(subject, traced, again, used()), operations=operations
+                _judged(subject, traced, again, used.variables), operations=operations
             )
     except Coupled as coupled:
         return Verdict(str(coupled), operations=operations)

@@ -9,7 +9,7 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class SpeedComparison:
     """
 
     def __init__(
-        self, tag: str, times: StepTimes, gather: Callable[[str, Array], Mapping[int, Array]]
+        self, tag: str, times: StepTimes, gather: Callable[[str, Array], Sequence[Array]]
     ) -> None:
         self._tag, self._times, self._gather = f"{tag}.times", times, gather
         self._samples: list[tuple[int, int, int]] = []
@@ -54,18 +54,18 @@ class SpeedComparison:
         self._times.begins()
 
 
-def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None:
+def comparison(samples: Sequence[Array]) -> tuple[float, list[float]] | None:
     """Compares steps with what one process needs at most.
 
     Args:
-        samples: by partition, an array of a row per step: begin, end and the time for which the
-            partition computed, in nanoseconds.
+        samples: of each partition, an array of a row per step: begin, end and the time in which
+            the partition computed, in nanoseconds.
 
     Returns:
         None unless most steps took longer than all partitions computed. Else the milliseconds of
         the step with the median difference, and those for which each partition computed.
     """
-    rows = np.stack([samples[partition] for partition in sorted(samples)])
+    rows = np.stack(samples)
     # From when all partitions were there, so that what a script does between steps does not count.
     steps = rows[:, :, 1].max(axis=0) - rows[:, :, 0].max(axis=0)
     computed = rows[:, :, 2]
@@ -76,7 +76,7 @@ def comparison(samples: Mapping[int, Array]) -> tuple[float, list[float]] | None
     return float(steps[median]) / 1e6, [float(part) / 1e6 for part in computed[:, median]]
 
 
-def _warn(samples: Mapping[int, Array], microbatches: int) -> None:
+def _warn(samples: Sequence[Array], microbatches: int) -> None:
     found = comparison(samples)
     if found is None:
         return

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.compat import graphs
+from nanotf.compat import variable_handles
 from nanotf.errors import JobError
 from nanotf.sagemaker.smp.step_seeds import SeedStream, drawing_from
 
@@ -40,17 +40,15 @@ class Body:
     """The trace of one microbatch.
 
     Args:
-        function: the user's.
-        args, kwargs: those of the microbatch, a tuple and a dict.
+        args, kwargs: those of the microbatch.
         graph: the `tf.Graph` that gets the operations.
-        seeds: of the microbatch.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         graph: Any,
         seeds: SeedStream,
     ) -> None:
@@ -60,7 +58,7 @@ class Body:
         self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         # What the function itself reads, outside its calls of models.
-        self.reads = graphs.VariableReads()
+        self.reads = variable_handles.VariableReads()
         self._error: BaseException | None = None  # raised in the thread that waits for this one
         # A thread of its own would begin with an empty context.
         context = contextvars.copy_context()

@@ -81,8 +81,8 @@ def gradient_flow(cut: Cut, count: int, owners: Collection[int | None]) -> Gradi
     """Returns the partitions through which gradients flow.
 
     Args:
-        count: the number of partitions.
-        owners: the partitions of the model's trainable variables.
+        count: of partitions.
+        owners: of the model's trainable variables.
     """
     asking = tuple(n for n in range(count) if n in owners or EVERYWHERE in owners)
     carrying: list[int] = []
@@ -103,7 +103,7 @@ def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, co
     Args:
         partitions: the partition of each operation, by its name; see `assign`.
         stage: the partition of this process.
-        count: the number of partitions.
+        count: of partitions.
 
     Raises:
         ModelError: A tensor leads to an earlier partition, a variable belongs to two, a partition

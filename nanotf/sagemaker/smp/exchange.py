@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import step_errors
+from nanotf.compat.step_errors import python_operation
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.times import Label, StepTimes
 
 CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
+_NUMBER = tf.TensorSpec([], tf.int64)  # the result of a function without one
 
 
 class Line:
@@ -58,9 +59,9 @@ class Line:
         flat = tf.nest.flatten(tensors, expand_composites=True)
         self._last = [tf.identity(tensor).op for tensor in flat if tensor is not None]
 
-    def begins_with(self, operation: Any) -> None:
-        """Makes the next operation wait for a `tf.Operation`."""
-        self._last = [operation]
+    def begins_with(self, tensor: Any) -> None:
+        """Makes the next operation wait for the one that gives a tensor."""
+        self._last = [tensor]
 
     def send(self, partitions: Sequence[int], tag: str, tensors: Any, label: Label) -> None:
         """Makes an operation that sends tensors to other partitions of this copy of the model.
@@ -79,11 +80,11 @@ class Line:
             mailbox.send_to_all(destinations, tag, list(arrays))
             return np.int64(len(arrays))
 
-        self._run(put, list(tensors), tf.int64, f"send_{tag}", label)
+        self._run(put, tensors, [_NUMBER], f"send_{tag}", label)
 
     def note(self, label: Label) -> None:
         """Makes an operation that only notes its times."""
-        self._run(lambda: np.int64(0), [], tf.int64, "note_times", label)
+        self._run(lambda: np.int64(0), [], [_NUMBER], "note_times", label)
 
     def receive(self, partition: int, tag: str, like: Sequence[Any], label: Label) -> list[Any]:
         """Makes an operation that waits for the tensors that another partition sends.
@@ -96,39 +97,26 @@ class Line:
         """
         mailbox, source = runtime.mailbox(), runtime.place().mp_group[partition]
 
-        def take() -> list[Any]:
-            return list(mailbox.receive(source, tag))
+        return self._run(lambda: mailbox.receive(source, tag), [], like, f"receive_{tag}", label)
 
-        found = self._run(take, [], [each.dtype for each in like], f"receive_{tag}", label)
-        for tensor, each in zip(found, like, strict=True):  # a function of Python tells no shapes
-            tensor.set_shape(each.shape)
-        return list(found)
-
-    def _run(self, function: Any, inputs: list[Any], kinds: Any, name: str, label: Label) -> Any:
+    def _run(
+        self, function: Any, inputs: Sequence[Any], like: Sequence[Any], name: str, label: Label
+    ) -> list[Any]:
         assert self._times is not None
-        carried = step_errors.carried(self._times.noting(label, function))
         with self.following():
-            found = tf.numpy_function(carried, inputs, kinds, name=name)
-        self._last = [tf.nest.flatten(found)[0].op]  # one operation gives them all
+            found = python_operation(self._times.noting(label, function), inputs, like, name)
+        self._last = [found[0].op]  # one operation gives them all
         return found
 
 
-def known_everywhere(tag: str, value: int) -> dict[int, int]:
-    """Tells all partitions of this copy of the model a number, now.
-
-    Returns:
-        The number of each partition.
-    """
-    return {n: int(found) for n, found in gather_now(tag, np.array(value)).items()}
+def known_everywhere(tag: str, value: int) -> list[int]:
+    """Tells all partitions of this copy of the model a number, now; returns each one's."""
+    return [int(found) for found in gather_now(tag, np.array(value))]
 
 
-def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
-    """Sends an array to all partitions of this copy of the model, and gets theirs, now.
-
-    Returns:
-        The array of each partition.
-    """
-    return {n: a for n, (a,) in enumerate(runtime.gather(runtime.get_mp_group(), tag, [array]))}
+def gather_now(tag: str, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Sends an array to all partitions of this copy of the model, now; returns each one's."""
+    return [found for (found,) in runtime.gather(runtime.get_mp_group(), tag, [array])]
 
 
 _SAMPLE = 1024  # elements of a tensor that are compared
@@ -145,40 +133,35 @@ def compare(tag: str, tensors: Mapping[str, Sequence[Any]]) -> Any:
             processes may lack the last ones.
 
     Returns:
-        The `tf.Operation`.
+        The operation's result.
     """
-    steps = itertools.count()
     samples = {name: [_sample(t) for t in each if _is_real(t)] for name, each in tensors.items()}
     names = [name for name, each in samples.items() for _ in each]
     places = [tensor for each in tensors.values() for tensor in each if _is_real(tensor)]
     exact = [float(np.sqrt(_precision(tensor.dtype))) for tensor in places]
 
-    def check(*arrays: Any) -> Any:
-        if next(steps) < CHECKED_STEPS:
-            own = np.concatenate([np.zeros(0), *(np.ravel(array) for array in arrays)])
-            found = gather_now(tag, own)
-            bounds = np.cumsum([0, *(array.size for array in arrays)])
-            for name, begin, end, tolerance in zip(names, bounds, bounds[1:], exact, strict=False):
-                parts = [found[n][begin:end] for n in sorted(found)]
-                parts = [part for part in parts if part.size]
-                scale = max((np.max(np.abs(part), initial=0.0) for part in parts), default=0.0)
-                equal = [
-                    part.shape == parts[0].shape
-                    and np.allclose(part, parts[0], tolerance, tolerance * scale, equal_nan=True)
-                    for part in parts
-                ]
-                if not all(equal):
-                    raise CollectiveError(
-                        "All processes of one copy of a model must compute the same around the "
-                        f"model's call. Received: {name}, which differ between partitions "
-                        f"{sorted(found)}. Seed all ranks of a copy alike, by "
-                        "tf.keras.utils.set_random_seed(smp.dp_rank()), and use tf.random for "
-                        "random numbers; or put what draws them into the model's call."
-                    )
-        return np.int64(0)
+    def compare_samples(*arrays: Any) -> None:
+        own = np.concatenate([np.zeros(0), *(np.ravel(array) for array in arrays)])
+        found = gather_now(tag, own)
+        bounds = np.cumsum([0, *(array.size for array in arrays)])
+        for name, begin, end, tolerance in zip(names, bounds, bounds[1:], exact, strict=False):
+            parts = [part for each in found if (part := each[begin:end]).size]
+            scale = max((np.max(np.abs(part), initial=0.0) for part in parts), default=0.0)
+            equal = [
+                part.shape == parts[0].shape
+                and np.allclose(part, parts[0], tolerance, tolerance * scale, equal_nan=True)
+                for part in parts
+            ]
+            if not all(equal):
+                raise CollectiveError(
+                    "All processes of one copy of a model must compute the same around the "
+                    f"model's call. Received: {name}, which differ between partitions "
+                    f"{[*range(len(found))]}. Seed all ranks of a copy alike, by "
+                    "tf.keras.utils.set_random_seed(smp.dp_rank()), and use tf.random for "
+                    "random numbers; or put what draws them into the model's call."
+                )
 
-    flat = [sample for each in samples.values() for sample in each]
-    return tf.numpy_function(step_errors.carried(check), flat, tf.int64, name="compare").op
+    return check(compare_samples, [sample for each in samples.values() for sample in each])
 
 
 def _is_real(tensor: Any) -> bool:
@@ -209,21 +192,36 @@ def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
         begins: called in each execution once the data are compared.
 
     Returns:
-        The `tf.Operation`.
+        The operation's result.
+    """
+
+    def compare_sums(*arrays: Any) -> None:
+        total = functools.reduce(lambda sum_, a: zlib.crc32(a.tobytes(), sum_), arrays, 0)
+        found = known_everywhere(tag, total)
+        if len(set(found)) > 1:
+            raise CollectiveError(
+                "All processes of one copy of a model must read the same data. Received: "
+                f"batches that differ between partitions {[*range(len(found))]}. Use smp.dp_rank() "
+                "as the seed of a shuffle, and to choose files; not smp.rank()."
+            )
+
+    return check(compare_sums, tensors, begins)
+
+
+def check(
+    compare: Callable[..., None], tensors: Sequence[Any], always: Callable[[], None] = lambda: None
+) -> Any:
+    """Makes an operation that calls a function with arrays in the first steps; returns its result.
+
+    Args:
+        always: called after that, in all steps.
     """
     steps = itertools.count()
 
-    def compare(*arrays: Any) -> Any:
+    def checked(*arrays: Any) -> Any:
         if next(steps) < CHECKED_STEPS:
-            total = functools.reduce(lambda sum_, a: zlib.crc32(a.tobytes(), sum_), arrays, 0)
-            found = known_everywhere(tag, total)
-            if len(set(found.values())) > 1:
-                raise CollectiveError(
-                    "All processes of one copy of a model must read the same data. Received: "
-                    f"batches that differ between partitions {sorted(found)}. Use smp.dp_rank() "
-                    "as the seed of a shuffle, and to choose files; not smp.rank()."
-                )
-        begins()
+            compare(*arrays)
+        always()
         return np.int64(0)
 
-    return tf.numpy_function(step_errors.carried(compare), list(tensors), tf.int64, name="begin").op
+    return python_operation(checked, tensors, [_NUMBER], "check")[0]

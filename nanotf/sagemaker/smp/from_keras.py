@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context, step_errors
+from nanotf.compat import eager_context
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.step_errors import python_operation
 from nanotf.errors import JobError, ModelError
 from nanotf.sagemaker.smp import (
     communication,
@@ -244,7 +245,6 @@ def _specs(model: Any, end: str) -> Any:
     """Returns the `tf.TensorSpec`s of a model's inputs or outputs, for any number of rows.
 
     Args:
-        model: a functional or Sequential model.
         end: "input" or "output".
     """
     is_list = isinstance(model, tf.keras.Sequential)
@@ -263,9 +263,8 @@ def _whole(results: Any, x: Any) -> Any:
     def joined(output: Any) -> Any:
         merged = output.merge()
         if runtime.has_replicas():
-            shape = merged.shape
-            merged = tf.numpy_function(step_errors.carried(_of_all_copies), [merged], merged.dtype)
-            merged.set_shape([None, *shape[1:]])
+            like = tf.TensorSpec([None, *merged.shape[1:]], merged.dtype)
+            (merged,) = python_operation(_of_all_copies, [merged], [like])
         return merged[:rows]  # a batch of few rows has some of them twice
 
     return tf.nest.map_structure(joined, results)
@@ -277,18 +276,14 @@ def _of_all_copies(rows: Any) -> Any:
 
 def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
     """Makes an operation that fails in the first steps for a loss that is no mean over rows."""
-    checked = iter(range(exchange.CHECKED_STEPS))
 
-    def compare(mean: Any, whole: Any) -> Any:
-        if next(checked, None) is not None:
-            exact = np.finfo(np.float32).eps ** 0.5
-            if not np.isclose(mean, whole, rtol=exact, atol=exact, equal_nan=True):
-                raise ModelError(
-                    "A loss must be a mean over rows, so that microbatches give the batch's "
-                    f"gradients. Received: a loss of {whole} for a batch, and a mean over its "
-                    f'microbatches of {mean}. Use the reduction "sum_over_batch_size".'
-                )
-        return np.int64(0)
+    def compare(mean: Any, whole: Any) -> None:
+        exact = np.finfo(np.float32).eps ** 0.5
+        if not np.isclose(mean, whole, rtol=exact, atol=exact, equal_nan=True):
+            raise ModelError(
+                "A loss must be a mean over rows, so that microbatches give the batch's "
+                f"gradients. Received: a loss of {whole} for a batch, and a mean over its "
+                f'microbatches of {mean}. Use the reduction "sum_over_batch_size".'
+            )
 
-    values = [tf.cast(value, tf.float64) for value in (of_microbatches, of_batch)]
-    tf.numpy_function(step_errors.carried(compare), values, tf.int64, name="loss_is_mean")
+    exchange.check(compare, [tf.cast(v, tf.float64) for v in (of_microbatches, of_batch)])

@@ -303,11 +303,8 @@ def run_rank(
         config: for `smp.init`.
         model: the whole model, with the weights of the parent's.
         compiled: arguments of `compile` without the optimizer.
-        optimizer: that of `compile`, not built.
+        optimizer: not built.
         state: of the whole model; before the first `fit`, `early` alone.
-        method: "fit", "evaluate" or "predict".
-        given: the method's arguments.
-        chance: restored before the call.
     """
     inbox, *outboxes = descriptors
     mailbox = Mailbox(MailboxSpec(rank, size, inbox, tuple(outboxes)))

@@ -63,15 +63,7 @@ class PartitionedCheckpointManager:
         # No rank continues before all files are complete.
         if self._is_partial or runtime.dp_size() > 1:
             communication.barrier()
-        return path if runtime.dp_rank() == 0 else self._paths()[-1]
-
-    def _paths(self) -> list[str]:
-        """Returns the checkpoints in the folder, the oldest first.
-
-        TensorFlow's manager knows those that it has saved, and the first copy of a model saves.
-        """
-        state = require_tensorflow().train.get_checkpoint_state(self._folder)
-        return [] if state is None else list(state.all_model_checkpoint_paths)
+        return path if runtime.dp_rank() == 0 else self.checkpoints[-1]
 
     def _take_part(self) -> None:
         """Makes `_saved` the part of the checkpoint that this process holds."""
@@ -95,12 +87,14 @@ class PartitionedCheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints in the folder, the oldest first."""
-        return self._paths()
+        # TensorFlow's manager knows those that it has saved, and the first copy of a model saves.
+        state = require_tensorflow().train.get_checkpoint_state(self._folder)
+        return [] if state is None else list(state.all_model_checkpoint_paths)
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the latest checkpoint in the folder, None if there is none."""
-        return next(reversed(self._paths()), None)
+        return next(reversed(self.checkpoints), None)
 
     def restore(self, restore_prefix: str | None = None) -> str | None:
         """Restores a checkpoint, if there is one; returns its path.
@@ -136,7 +130,7 @@ class PartitionedCheckpointManager:
 
     def _named(self, prefix: str) -> str:
         """Returns the path of this rank's part of a checkpoint."""
-        found = {pathlib.Path(path).name: path for path in self._paths()}
+        found = {pathlib.Path(path).name: path for path in self.checkpoints}
         name = pathlib.Path(prefix).name
         if name not in found:
             raise InvalidArgumentError(
@@ -148,8 +142,8 @@ class PartitionedCheckpointManager:
     def _latest(self) -> str | None:
         """Returns the latest checkpoint that all partitions have."""
         if not self._is_partial:
-            return next(reversed(self._paths()), None)
-        own = {pathlib.Path(path).name: path for path in self._paths()}
+            return self.latest_checkpoint
+        own = {pathlib.Path(path).name: path for path in self.checkpoints}
         others = communication.allgather(list(own), CommGroup.MP_GROUP)
         # A run that was killed in `save` may have saved the last one of some partitions alone.
         common = [name for name in own if all(name in names for names in others)]
@@ -161,17 +155,14 @@ class PartitionedCheckpointManager:
         found.pop("save_counter", None)  # of the checkpoint itself
         return found
 
-    def _parts(self) -> list[Any]:
-        return list(self._children().values())
-
     def _models(self) -> list[Any]:
         kind = require_tensorflow().keras.Model
-        return [part for part in self._parts() if isinstance(part, kind)]
+        return [part for part in self._children().values() if isinstance(part, kind)]
 
     def _unbuilt_optimizers(self) -> list[Any]:
         """Returns optimizers without slots; legacy ones restore their slots when they make them."""
         kind, *_ = keras_optimizers.optimizer_classes()
-        found = [part for part in self._parts() if isinstance(part, kind)]
+        found = [part for part in self._children().values() if isinstance(part, kind)]
         return [part for part in found if not keras_optimizers.is_built(part)]
 
     def _only_model(self) -> Any:

@@ -42,7 +42,7 @@ class Variables:
             else:
                 value = tf.convert_to_tensor(value, dtype=arguments.get("dtype"))
                 shape, dtype = value.shape, value.dtype
-            made = graphs.uninitialized_variable(tf.TensorSpec(shape, dtype), arguments)
+            made = values.uninitialized(shape, dtype, arguments)
         self._initializers.append((made, value))
         self.all.append(made)
         return made
@@ -97,7 +97,6 @@ class Variables:
         All processes of one copy of the model call this.
 
         Args:
-            box: this rank's mailbox.
             ranks: by partition.
             stage: this process's partition.
         """

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import graphs
+from nanotf.compat import graphs, values
 from nanotf.sagemaker.smp.trace import TracedCall
 
 _RUNS = 3  # after one that allocates memory; the shortest counts
@@ -42,9 +42,8 @@ class _Piece:
     """A piece with all that it needs.
 
     Args:
-        traced, everywhere: as of `seconds`.
-        operations: `tf.Operation`s, each after those that it depends on.
-        library: the functions that they call, of the traced graph's definition.
+        traced, operations, everywhere: as of `seconds`.
+        library: the functions that the operations call, of the traced graph's definition.
     """
 
     def __init__(
@@ -105,44 +104,42 @@ class _Piece:
             for part in self._feeds.values()
         ]
         function = tf.compat.v1.wrap_function(self._imported, specs)
-        variables, values = self._values()
-        function(*values)
+        variables, given = self._given()
+        function(*given)
         times = []
         for _ in range(_RUNS):
             began = time.perf_counter()
-            function(*values)
+            function(*given)
             times.append(time.perf_counter() - began)
-        del variables  # until here, they keep the handles among `values` alive
+        del variables  # until here, they keep the handles among `given` alive
         return min(times)
 
-    def _imported(self, *values: Any) -> Any:
+    def _imported(self, *tensors: Any) -> Any:
         return tf.graph_util.import_graph_def(
             self._definition,
-            input_map=dict(zip(self._feeds, values, strict=True)),
+            input_map=dict(zip(self._feeds, tensors, strict=True)),
             return_elements=self._ends,
             name="",
         )
 
-    def _values(self) -> tuple[list[Any], list[Any]]:
+    def _given(self) -> tuple[list[Any], list[Any]]:
         """Returns temporary variables, and a value for each tensor from elsewhere."""
         resources = self._traced.resources()
         known = {id(v.handle): v for v in self._traced.function.graph.variables}
-        variables, values = [], []
+        variables, given = [], []
         for part in self._feeds.values():
             if part.dtype == tf.resource:
                 original = known.get(id(resources.get(id(part))))
                 if original is None:
                     raise ValueError(f"{part.name} is a resource other than a variable.")
                 # `tf.Variable` would tell a `tf.function` that is being traced, which traces anew.
-                made = graphs.uninitialized_variable(
-                    tf.TensorSpec(original.shape, original.dtype), {"trainable": False}
-                )
+                made = values.uninitialized(original.shape, original.dtype, {"trainable": False})
                 graphs.refill(made, _constant(original))
                 variables.append(made)
-                values.append(made.handle)
+                given.append(made.handle)
             else:
-                values.append(_constant(part))
-        return variables, values
+                given.append(_constant(part))
+        return variables, given
 
 
 def _constant(like: Any) -> Any:

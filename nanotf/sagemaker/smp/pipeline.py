@@ -36,11 +36,10 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
     """Traces a step.
 
     Args:
-        function: the user's.
         parts: the positional and the keyword arguments of each microbatch.
 
     Returns:
-        The result of `function`, for each microbatch.
+        The function's result for each microbatch.
 
     Raises:
         UnavailableError: The function calls a model more than once.
@@ -90,13 +89,7 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
 
 
 def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Returns the results of a model that is called in a step's function.
-
-    Args:
-        model: a `StepModel`.
-        whole: calls the model uncut.
-        args, kwargs: those of the call.
-    """
+    """Returns the results of a model that is called in a step's function; see `BodyCall`."""
     return bodies.current().call(bodies.BodyCall(model, whole, args, kwargs))
 
 

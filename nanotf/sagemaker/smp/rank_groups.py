@@ -52,9 +52,7 @@ def place(rank: int, size: int, partitions: int, placement_strategy: str = "clus
     """Returns the place of a process.
 
     Args:
-        rank: 0 to `size - 1`.
         size: number of processes.
-        partitions: must divide `size`.
         placement_strategy: "cluster" gives an mp_group neighboring ranks, "spread" a dp_group.
 
     Raises:

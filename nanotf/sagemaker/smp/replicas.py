@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import step_errors
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.step_errors import python_operation
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp import runtime
 
@@ -86,7 +86,7 @@ def equalize(models: Iterable[Any]) -> None:
     with the same models.
 
     Args:
-        models: built Keras models.
+        models: built.
     """
     for model in [model for model in models if model not in _equal]:
         _equal.add(model)
@@ -123,12 +123,7 @@ def average_states(models: Iterable[Any], written: Callable[[Any], bool]) -> Non
         return [next(means) if _is_float(array) else array for array in arrays]
 
     read = [state.read_value() for state in states]
-    for state, mean in zip(
-        states,
-        tf.numpy_function(step_errors.carried(average), read, [v.dtype for v in read]),
-        strict=True,
-    ):
-        mean.set_shape(state.shape)
+    for state, mean in zip(states, python_operation(average, read, states), strict=True):
         state.assign(mean)
 
 

@@ -35,8 +35,7 @@ class Shares:
         share 0.
 
         Args:
-            args, kwargs: the arguments of the step.
-            count: number of microbatches of this copy of the model.
+            count: of this copy's microbatches.
         """
         batch = self.signature.bind(*args, **kwargs).args
         rows = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
@@ -55,9 +54,9 @@ def bounds(rows: Any, count: int, number: int) -> tuple[Any, Any]:
     """Returns the first row of a part and its number of rows, which differ by at most 1.
 
     Args:
-        rows: an int or an int64 scalar tensor, the rows to divide.
-        count: number of parts.
-        number: 0 to `count - 1`.
+        rows: an int or an int64 scalar tensor.
+        count: of parts.
+        number: of the part, 0 to `count - 1`.
     """
     each, rest = rows // count, rows % count
     begin = number * each + tf.minimum(tf.cast(number, tf.int64), rest)

@@ -36,10 +36,6 @@ class Slicing:
     ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Returns the positional and keyword arguments of each microbatch.
 
-        Args:
-            args, kwargs: the arguments of the step.
-            count: number of microbatches.
-
         Raises:
             InvalidArgumentError: A batch is not divisible by `count`.
         """

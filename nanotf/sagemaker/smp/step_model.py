@@ -66,10 +66,9 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
     @property
     def losses(self) -> list[Any]:
         """The losses of regularizers and `add_loss`, with one partition."""
-        known = partitioned.of(self)
-        if known is None or not known.is_cut or known.is_whole:
+        if not partitioned.is_part(self):
             return list(super().losses)
-        with known.unlimited(), graphs.reading_released():
+        with partitioned.begun(self).unlimited(), graphs.reading_released():
             found = super().losses
         if found:
             raise UnavailableError(

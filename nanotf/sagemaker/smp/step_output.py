@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import step_errors
+from nanotf.compat.step_errors import python_operation
 from nanotf.errors import InvalidArgumentTypeError, check_choice
 from nanotf.sagemaker.smp import replicas, runtime
 
@@ -105,16 +105,11 @@ def _over_replicas(value: Any) -> Any:
     program: on all copies the same.
     """
     if isinstance(value, tf.IndexedSlices):
-        kinds = [value.values.dtype, value.indices.dtype]
-        values, indices = tf.numpy_function(
-            step_errors.carried(_all_rows), [value.values, value.indices], kinds
-        )
-        values.set_shape([None, *value.values.shape[1:]])
-        indices.set_shape([None])
+        parts = [value.values, value.indices]
+        like = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in parts]
+        values, indices = python_operation(_all_rows, parts, like)
         return tf.IndexedSlices(_scaled(values, runtime.dp_size()), indices, value.dense_shape)
-    mean = tf.numpy_function(step_errors.carried(_average), [value], value.dtype)
-    mean.set_shape(value.shape)
-    return mean
+    return python_operation(_average, [value], [value])[0]
 
 
 def _average(array: Any) -> Any:

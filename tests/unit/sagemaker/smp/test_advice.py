@@ -44,12 +44,12 @@ class Clock:
 def _run(other_computes: int, caplog: pytest.LogCaptureFixture) -> tuple[list[Any], str]:
     sent = []
 
-    def gather(tag: str, array: Any) -> dict[int, Any]:
+    def gather(tag: str, array: Any) -> list[Any]:
         sent.append((tag, array))
         other = array.copy()
         other[:, 0] += 1 * MS  # it comes later, and ends as late
         other[:, 2] = other_computes
-        return {0: array, 1: other}
+        return [array, other]
 
     for number in range(2):  # two traces of a step
         watch = advice.SpeedComparison(f"step{number}", Clock(), gather)  # type: ignore[arg-type]
@@ -79,6 +79,6 @@ def test_no_warning_where_partitions_compute_at_the_same_time(
 def test_most_steps_must_be_slower() -> None:
     steps = np.array([[0, 10, 3], [20, 30, 3], [40, 50, 3]])
     steps[1, 1] = 25  # in this one, 5 < 3 + 3
-    assert advice.comparison({0: steps, 1: steps}) is not None
+    assert advice.comparison([steps, steps]) is not None
     steps[2, 1] = 45
-    assert advice.comparison({0: steps, 1: steps}) is None
+    assert advice.comparison([steps, steps]) is None
