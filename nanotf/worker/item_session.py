@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -43,8 +43,7 @@ class _CallOfItems:
     quiet: bool  # as in `orders.TaskShipment`
 
 
-@dataclasses.dataclass(frozen=True)
-class _Item:
+class _Item(NamedTuple):
     """An item that this worker is to run."""
 
     order: int
