@@ -309,6 +309,11 @@ class ProcessState:
         return {**changed, "environ": environ} if environ else changed
 
 
+def read(name: str) -> Any:
+    """Returns a part of this process's state, by the name of a `Row`."""
+    return _BY_NAME[name].read()
+
+
 def adopt(changes: Mapping[str, Any]) -> None:
     """Makes changes of a worker's state in this process, see `ProcessState.changes`."""
     for name, value in changes.items():
