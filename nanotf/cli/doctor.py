@@ -31,7 +31,8 @@ KEYS = {
     "nanotf": "version, location, collectives (native, reason)",
     "python": "version, executable",
     "tensorflow": "tensorflow, keras, packages, backend, onednn, threads, bound_threads, "
-    "allocator (the file of its malloc), openmp, gpus, error",
+    "allocator (the file of its malloc), openmp, gpus, float32 and bfloat16 (seconds of a "
+    "convolution), plugins, error",
     "platform": "kernel, distribution, libc",
     "processor": "name, features, bfloat16",
     "machine": "sockets, numa_nodes, physical_cores, logical_cpus, summary, usable_cores, the "
@@ -116,7 +117,11 @@ def _report(
             "collectives": {"native": facts.native[0], "reason": facts.native[1]},
         },
         "python": {"version": sys.version.split()[0], "executable": sys.executable},
-        "tensorflow": {**asdict(facts.build), "openmp": facts.installed.tensorflow_uses_openmp},
+        "tensorflow": {
+            **asdict(facts.build),
+            "openmp": facts.installed.tensorflow_uses_openmp,
+            "plugins": facts.plugins,
+        },
         "platform": asdict(facts.platform),
         "processor": {
             "name": facts.processor.name,

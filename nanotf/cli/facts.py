@@ -15,7 +15,11 @@ from nanotf.machine.cpus import Machine
 from nanotf.machine.installed import Installed, find_installed
 from nanotf.machine.limits import System, read_system
 from nanotf.machine.processor import Processor, read_processor
-from nanotf.machine.tensorflow_build import TensorFlowBuild, read_build
+from nanotf.machine.tensorflow_build import TensorFlowBuild, installed_plugins, read_build
+
+# Of AMD's plug-in zentf 2.20 and 2.21, which replaces oneDNN.
+PLUGINS_OFF = {"TF_ENABLE_ZENDNN_OPTS": "0", "TF_ENABLE_ONEDNN_OPTS": "1"}
+PLUGINS_ON = {"TF_ENABLE_ZENDNN_OPTS": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Facts:
     build: TensorFlowBuild
     tuned: TensorFlowBuild  # the same, with the variables that `nanotf-init` would set
     installed: Installed
+    plugins: tuple[str, ...]  # see `installed_plugins`
+    # Without plug-ins that can be switched, and with them; None if there are none.
+    switched: tuple[TensorFlowBuild, TensorFlowBuild] | None
     native: tuple[bool, str]  # whether the native library can be used, and why or why not
     environ: Mapping[str, str]
 
@@ -52,6 +59,8 @@ def gather() -> Facts:
     with concurrent.futures.ThreadPoolExecutor(1) as other:
         of_tuned = None if tuned == environ else other.submit(read_build, tuned)
         build = read_build(environ)
+    plugins = installed_plugins()
+    off, on = ({**environ, **switches} for switches in (PLUGINS_OFF, PLUGINS_ON))
     return Facts(
         machine=machine,
         processor=read_processor(),
@@ -61,6 +70,8 @@ def gather() -> Facts:
         build=build,
         tuned=of_tuned.result() if of_tuned else build,
         installed=installed,
+        plugins=plugins,
+        switched=(read_build(off), read_build(on)) if plugins else None,  # one after the other
         native=native_status(),
         environ=environ,
     )

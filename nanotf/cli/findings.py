@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from nanotf.cli.facts import Facts, shell_environment, usable_cores
+from nanotf.cli.facts import PLUGINS_OFF, PLUGINS_ON, Facts, shell_environment, usable_cores
 from nanotf.cli.picture import count, gigabytes, ranges
 from nanotf.cli.usage import BusyProcess
 from nanotf.collectives.native_library import REMEDY
@@ -26,6 +26,7 @@ SEVERITIES = ("error", "warning", "note")
 _OPEN_FILES = 256  # a worker needs about ten; TensorFlow and a dataset's files need the others
 _PROCESS_BYTES = 600 << 20  # a worker with TensorFlow and a small model
 _BUSY = 0.5  # cores; other processes that use more make a worker wait
+_WORTH = 0.97  # what is not clearly faster is not worth a change
 _NAMED = 3  # processes that a finding names
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
@@ -49,6 +50,7 @@ def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
     """
     found = [
         *_of_tensorflow(facts.build, facts.system),
+        *_of_plugins(facts),
         *_of_native(facts),
         *_of_cores(facts, testing),
         *_of_pinning(facts),
@@ -97,6 +99,27 @@ def _of_tensorflow(build: TensorFlowBuild, system: System) -> Iterator[Finding]:
             "MirroredStrategy over them.",
             "export CUDA_VISIBLE_DEVICES= to train on the CPU.",
         )
+
+
+def _of_plugins(facts: Facts) -> Iterator[Finding]:
+    """Says what TensorFlow's plug-ins are worth here."""
+    if facts.switched is None:
+        return
+    names = ", ".join(facts.plugins)
+    without, on = (build.float32 for build in facts.switched)
+    if not without or not on:
+        text = f"TensorFlow loads plug-ins: {names}. With them or without, it cannot be imported."
+        yield Finding("warning", text, "Run `python -c 'import tensorflow'`, or uninstall them.")
+        return
+    wanted = PLUGINS_ON if on < _WORTH * without else PLUGINS_OFF
+    settings = " ".join(f"{name}={value}" for name, value in wanted.items())
+    has_all = all(facts.environ.get(name) == value for name, value in wanted.items())
+    yield Finding(
+        "note" if has_all else "warning",
+        f"TensorFlow loads plug-ins: {names}. A convolution takes {1000 * on:.1f} ms with "
+        f"TF_ENABLE_ZENDNN_OPTS=1 and {1000 * without:.1f} ms without, on this machine.",
+        f"export {settings}." if not has_all else "Nothing: the faster of the two is set.",
+    )
 
 
 def _without_tensorflow(build: TensorFlowBuild, system: System) -> Finding:

@@ -48,6 +48,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     processor, machine = report["processor"], report["machine"]
     features = ", ".join(processor["features"]) or "no features known"
     yield "processor", f"{processor['name'] or 'unknown'}: {features}"
+    if gain := _bfloat16(report["tensorflow"]):
+        yield "bfloat16", gain
     counted = {
         "sockets": "socket",
         "numa_nodes": "NUMA node",
@@ -79,6 +81,13 @@ def _tensorflow(build: dict[str, Any]) -> str:
     if build["gpus"]:
         parts.append(count(build["gpus"], "GPU"))
     return ", ".join(parts)
+
+
+def _bfloat16(build: dict[str, Any]) -> str:
+    if not build["float32"] or not build["bfloat16"]:
+        return ""
+    times = build["float32"] / build["bfloat16"]
+    return f"a convolution runs {times:.2g} times as fast as in float32, measured now"
 
 
 def _cores(machine: dict[str, Any]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from nanotf.compat import eager_context, random_states
 from nanotf.compat.generation import generation
@@ -25,3 +28,11 @@ class Chance(NamedTuple):
         generation().restore_seeds(self.keras)
         eager_context.restore_seeds(self.tensorflow)
         random_states.restore(self.states)
+
+
+def seed(number: int) -> None:
+    """Does what `tf.keras.utils.set_random_seed` does, in half of the time."""
+    generation().seed(number)
+    random.seed(number)
+    np.random.seed(number)
+    eager_context.seed(number, is_new=False)

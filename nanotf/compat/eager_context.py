@@ -26,6 +26,7 @@ from tensorflow.python.framework import op_callbacks, ops
 from tensorflow.python.ops import gen_resource_variable_ops
 
 from nanotf.compat import graphs
+from nanotf.compat.random_states import LateRandom
 from nanotf.wire.own_threads import OwnThread
 
 
@@ -174,7 +175,7 @@ def seed(number: int, is_new: bool) -> None:
         is_new: whether this process has not had the seed before.
     """
     here = context.context()
-    here._seed, here._rng = number, random.Random(number)
+    here._seed, here._rng = number, LateRandom(number)
     if not is_new:
         here.clear_kernel_cache()
 

@@ -79,6 +79,9 @@ class Generation(Protocol):
     def restore_seeds(self, taken: Any) -> None:
         """Restores what `capture_seeds` returned. May draw from Python's random numbers."""
 
+    def seed(self, number: int) -> None:
+        """Does the part of `tf.keras.utils.set_random_seed` that concerns Keras's own seeds."""
+
     def session_parts(self) -> Sequence[Any]:
         """Returns objects of this thread's session; others, or more, once something has used it."""
 

@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import autograph
+from nanotf.compat import autograph, random_states
 from nanotf.compat.keras_common import (
     flat_layers,
     has_own_step,
@@ -144,6 +144,10 @@ def restore_seeds(taken: Any) -> None:
     if taken is not None:
         holder.generator = random.Random()
         holder.generator.setstate(taken)
+
+
+def seed(number: int) -> None:
+    source_module("backend")._SEED_GENERATOR.generator = random_states.LateRandom(number)
 
 
 def variables_of_metric(metric: Any) -> list[Any]:

@@ -121,6 +121,12 @@ def restore_seeds(taken: Any) -> None:
         source_module("random.seed_generator").global_seed_generator().state.assign(taken)
 
 
+def seed(number: int) -> None:
+    tracker = source_module("backend.common.global_state")
+    tracker.set_global_attribute("global_random_seed", number)
+    tracker.set_global_attribute(_GENERATOR, None)
+
+
 def variables_of_metric(metric: Any) -> list[Any]:
     # `metric.variables` omits plain `tf.Variable`s in attributes of the metric and metrics in it.
     found = [tf_variable(v) for v in metric.variables]

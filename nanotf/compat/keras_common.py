@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,10 +23,10 @@ _REFERENCES_BY_NAME = "_self_unconditional_dependency_names"
 OF_LOOPS = ("history", "stop_evaluating", "stop_predicting")
 
 
+@functools.cache
 def source_module(path: str) -> Any:
     """Imports a module below the Keras package's `src`."""
-    name = f"{keras_module_name()}.src.{path}"
-    return sys.modules.get(name) or importlib.import_module(name)  # which takes far longer
+    return importlib.import_module(f"{keras_module_name()}.src.{path}")
 
 
 def is_keras_own(value: Any) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import os
 import re
@@ -45,9 +46,16 @@ class Row:
     read: Callable[[], Any]  # returns a value that can be pickled and compared
     write: Callable[[Any], Any]  # takes such a value
     traced: bool = False  # whether a trace of a function keeps it
-    # Returns what is equal as long as the value is, in less time than `read`.
-    mark: Callable[[], Any] | None = None
-    writes_at_once: bool = False  # whether to write takes less time than to read
+    # Returns a function of which the result is equal as long as the value is, in less time than
+    # that of `read`.
+    marker: Callable[[], Callable[[], Any]] | None = None
+    swaps: bool = False  # whether `write` returns the value before, in less time than `read`
+
+    def marks(self, value: Any) -> Callable[[], Any]:
+        """Returns the fastest function whose result changes with this value."""
+        if self.swaps:
+            return functools.partial(self.write, value)
+        return self.read if self.marker is None else self.marker()
 
 
 def _folder() -> str | None:
@@ -114,7 +122,8 @@ def _of_numpy(name: str, get: str, put: str, unfit: Iterable[str] = ()) -> Row:
         before = before or read()
         getattr(np, put)(**(before or {} if value is None else value))
 
-    return Row(name, read, write)
+    # With the keys that may not be pickled.
+    return Row(name, read, write, marker=lambda: getattr(sys.modules.get("numpy"), get, dict))
 
 
 def _assign(items: list[str]) -> Callable[[Iterable[str]], None]:
@@ -128,38 +137,40 @@ def _keras() -> Any:
     return require_tensorflow().keras
 
 
-def _is_deterministic() -> bool:
-    from tensorflow.python.framework import config
+def _module(name: str) -> Callable[[], Any]:
+    """Returns a function that imports a module of TensorFlow's, and from then on takes 50 ns."""
+    return functools.cache(lambda: importlib.import_module(name))
 
-    return bool(config.is_op_determinism_enabled())
+
+_config = _module("tensorflow.python.framework.config")
+_context = _module("tensorflow.python.eager.context")
+_checks = _module("tensorflow.python.debug.lib.check_numerics_callback")
+_keras_runs = _module("nanotf.compat.keras_runs")  # imports TensorFlow
+
+
+def _is_deterministic() -> bool:
+    return bool(_config().is_op_determinism_enabled())
 
 
 def _set_deterministic(wanted: bool) -> None:
-    from tensorflow.python.framework import config
-
+    config = _config()
     (config.enable_op_determinism if wanted else config.disable_op_determinism)()
 
 
 def _graph_options() -> tuple[bool | None, dict[str, Any]]:
-    from tensorflow.python.eager import context
-
-    here = context.context()
+    here = _context().context()
     return here._optimizer_jit, dict(here._optimizer_experimental_options)
 
 
 def _set_graph_options(wanted: tuple[bool | None, dict[str, Any]]) -> None:
-    from tensorflow.python.eager import context
-
-    here = context.context()
+    here = _context().context()
     here.optimizer_jit, options = wanted
     here._optimizer_experimental_options.clear()
     here.set_optimizer_experimental_options(options)
 
 
 def _checks_of_numbers() -> tuple[int, int] | None:
-    from tensorflow.python.debug.lib import check_numerics_callback as checks
-
-    found = getattr(checks._state, "check_numerics_callback", None)
+    found = getattr(_checks()._state, "check_numerics_callback", None)
     return found and (found._stack_height_limit, found._path_length_limit)
 
 
@@ -177,20 +188,15 @@ def _of_backend(name: str) -> Row:
         lambda: getattr(_keras().backend, name)(),
         lambda value: getattr(_keras().backend, f"set_{name}")(value),
         traced=True,
+        marker=lambda: getattr(_keras().backend, name),
     )
-
-
-def _keras_runs() -> types.ModuleType:
-    from nanotf.compat import keras_runs  # imports TensorFlow
-
-    return keras_runs
 
 
 # Everything here works before TensorFlow is imported.
 _EARLY = (
-    Row("environ", lambda: dict(os.environ), _set_environ, mark=_environ_mark),
+    Row("environ", lambda: dict(os.environ), _set_environ, marker=lambda: _environ_mark),
     Row("folder", _folder, _enter),
-    Row("umask", _umask, os.umask, writes_at_once=True),
+    Row("umask", _umask, os.umask, swaps=True),
     Row("sys.path", lambda: list(sys.path), lambda value: _assign(sys.path)(value)),
     Row("sys.argv", lambda: list(sys.argv), lambda value: _assign(sys.argv)(value)),
     Row("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -222,6 +228,7 @@ ROWS = (
         lambda: require_tensorflow().config.functions_run_eagerly(),
         lambda value: require_tensorflow().config.run_functions_eagerly(value),
         traced=True,
+        marker=lambda: require_tensorflow().config.functions_run_eagerly,
     ),
 )
 _BY_NAME = {row.name: row for row in ROWS}
@@ -278,16 +285,18 @@ class ProcessState:
         environ = {name: value for name, value in environ.items() if value is not None}
         values = {**self.values, "environ": environ}
         rows = [(_BY_NAME[name], value) for name, value in values.items()]
-        marks: dict[str, Any] = {}
+        marks = [row.marks(value) for row, value in rows]
+        before: list[Any] | None = None
 
         def restore() -> None:
+            # Most items of `nanotf.map` change nothing, and may take less time than to read it all.
+            nonlocal before
+            if [mark() for mark in marks] == before:
+                return
             for row, value in rows:
-                if row.mark is not None and row.name in marks and row.mark() == marks[row.name]:
-                    continue
-                if row.writes_at_once or row.read() != value:
+                if row.swaps or row.read() != value:
                     row.write(value)
-                if row.mark is not None:
-                    marks[row.name] = row.mark()
+            before = [mark() for mark in marks]
 
         return restore
 
@@ -298,6 +307,11 @@ class ProcessState:
         environ = {n: now.get(n) for n in {*before, *now} if before.get(n) != now.get(n)}
         changed = {name: value for name, value in found.items() if self.values[name] != value}
         return {**changed, "environ": environ} if environ else changed
+
+
+def read(name: str) -> Any:
+    """Returns a part of this process's state, by the name of a `Row`."""
+    return _BY_NAME[name].read()
 
 
 def adopt(changes: Mapping[str, Any]) -> None:

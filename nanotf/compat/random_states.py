@@ -6,6 +6,7 @@ process would draw. So nanotf's own work must not use any up.
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -29,3 +30,17 @@ def seed(key: bytes) -> None:
     """Sets both generators to a state that depends on a key of 32 bytes."""
     random.seed(key)
     np.random.seed(np.frombuffer(key, np.uint32))
+
+
+class LateRandom:
+    """Does what `random.Random(seed)` does, which takes 5 us, only when it is first used."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @functools.cached_property
+    def _made(self) -> random.Random:
+        return random.Random(self._seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)

@@ -27,12 +27,20 @@ class TensorFlowBuild:
     bound_threads: int = 0  # those of them that may use only some of the process's logical CPUs
     allocator: str = ""  # the library whose `malloc` that process calls; empty if unknown
     gpus: int = 0  # the number of GPUs that it sees
+    float32: float = 0.0  # seconds of a convolution there; 0 if unknown
+    bfloat16: float = 0.0  # seconds of the same in bfloat16
     error: str = ""  # why it or its Keras cannot be imported; empty if they can
 
 
 def installed_packages() -> tuple[str, ...]:
     """Returns the installed packages that provide the module `tensorflow`."""
     names = importlib.metadata.packages_distributions().get("tensorflow", ())
+    return tuple(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+
+
+def installed_plugins() -> tuple[str, ...]:
+    """Returns the installed packages that TensorFlow loads as its plug-ins, with their versions."""
+    names = importlib.metadata.packages_distributions().get("tensorflow-plugins", ())
     return tuple(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
 
 

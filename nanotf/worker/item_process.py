@@ -9,8 +9,7 @@ import gc
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from nanotf.compat import chance
 from nanotf.compat.keras_session import KerasSession
 from nanotf.compat.process_state import ProcessState
 from nanotf.shipping import orders
@@ -40,14 +39,14 @@ class ItemProcess:
     def begin(self, seed: int) -> None:
         """Makes Keras and all random numbers the same, whatever ran in this process before.
 
-        Keras counts the layers of a process to name them. `set_random_seed` comes last: the
+        Keras counts the layers of a process to name them. The seeds come last: the
         settings must not draw from it.
         """
         assert self._keras is not None, "the call has begun"
         if self._keras.is_used():
             self._keras.clear()
         self._restore()
-        tf.keras.utils.set_random_seed(seed)
+        chance.seed(seed)
         self._keras.begins()
 
     def end(self, thoroughly: bool) -> None:

@@ -90,6 +90,18 @@ def test_each_part_of_the_state_travels_with_an_order(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.thorough
+def test_each_part_of_the_state_is_restored_again_and_again(tmp_path: pathlib.Path) -> None:
+    state = ProcessState.capture()
+    restore = state.restorer()
+    for turn in range(2):
+        for row in ROWS:
+            restore()
+            CHANGES[row.name](tmp_path)
+            assert row.read() != state.values[row.name], (turn, row.name)
+            restore()
+            assert row.read() == state.values[row.name], (turn, row.name)
+
+
 def test_items_of_a_map_see_the_state(tmp_path: pathlib.Path) -> None:
     nanotf.map(_read, [0], 2, verbose=0)
     workers = warm.worker_pids()

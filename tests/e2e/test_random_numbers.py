@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import tensorflow as tf
 from parity import assert_same_state
 
+from nanotf.compat import chance
+from nanotf.compat.chance import Chance
 from nanotf.keras import Sequential
 
 pytestmark = pytest.mark.both_generations
@@ -134,3 +137,18 @@ def test_streams_between_fits(between: str) -> None:
         return losses
 
     np.testing.assert_allclose(run(num_processes=2), run(), rtol=1e-4)
+
+
+def test_seeds_of_items_are_those_of_set_random_seed() -> None:
+    def drawn() -> list[float]:
+        layer = tf.keras.layers.Dense(1)
+        layer.build((None, 1))
+        numbers = random.random(), np.random.normal(), layer.kernel[0, 0], tf.random.normal(())
+        return [*map(float, numbers), float(tf.random.normal(()))]
+
+    for seed in (0, 7, 2**32 - 1):
+        chance.seed(seed)  # does what the other does, in less time
+        ours = Chance.capture(), drawn(), Chance.capture()
+        tf.keras.utils.set_random_seed(seed)
+        theirs = Chance.capture(), drawn(), Chance.capture()
+        assert repr(ours) == repr(theirs)

@@ -17,6 +17,7 @@ from nanotf.machine import neighbours
 from nanotf.parent.auto import choice_cache, first_epochs, rule, timed_fits
 from nanotf.parent.auto.timed_fits import Measured
 
+PASS = "auto_mixed_precision_onednn_bfloat16"
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 
 
@@ -49,7 +50,9 @@ def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> lis
     tried: list[Any] = []
 
     def measure(trial: Any, number: int, *_: Any) -> Measured:
-        setting = bool(trial.model.jit_compile), trial.model.layers[-1].compute_dtype
+        of_graphs = tf.config.optimizer.get_experimental_options().get(PASS)
+        dtype = "graphs" if of_graphs else trial.model.layers[-1].compute_dtype
+        setting = bool(trial.model.jit_compile), dtype
         tried.append((number, *setting))
         return Measured(number, times[setting] * number)
 
@@ -63,11 +66,11 @@ def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> lis
 @pytest.mark.skipif(keras_version() < (3,), reason="bf16 is not tried with Keras 2")
 def test_what_is_faster_is_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, fast = (False, "float32"), (True, "bfloat16")
-    times = {plain: 100.0, (True, "float32"): 90.0, fast: 50.0}
+    times = {plain: 100.0, (True, "float32"): 90.0, fast: 50.0, (True, "graphs"): 51.0}
     tried = _with_times(monkeypatch, times)
     model = _model()
     history = _fit(model, num_processes="auto", tune=("jit_compile", "bf16"))
-    assert tried[-3:] == [(1, *plain), (1, True, "float32"), (1, *fast)]
+    assert tried[-4:] == [(1, *setting) for setting in times]
     assert history.nanotf.tuned == ("jit_compile", "bf16")
     assert str(history.nanotf).startswith("fit in one process, tuned: jit_compile, bf16")
     assert history.epoch == [0, 1], "one training, of which the second epoch was tuned"
@@ -89,10 +92,21 @@ def test_what_is_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {(False, "float32"): 100.0, (True, "float32"): 200.0, (False, "bfloat16"): 98.0}
     tried = _with_times(monkeypatch, times)
     history = _fit(_model(), num_processes="auto", tune=("jit_compile", "bf16"))
-    settings = list(times) if keras_version() >= (3,) else list(times)[:2]
+    times[False, "graphs"] = 98.0
+    settings = [s for s in times if keras_version() >= (3,) or s[1] != "bfloat16"]
     assert tried[-len(settings) :] == [(1, *setting) for setting in settings]
     assert history.nanotf.tuned == ()
     np.testing.assert_allclose(history.history["loss"], _fit(_model()).history["loss"], rtol=1e-5)
+
+
+def test_graphs_in_bfloat16_are_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {(False, "float32"): 100.0, (False, "bfloat16"): 60.0, (False, "graphs"): 50.0}
+    _with_times(monkeypatch, times)
+    before = tf.config.optimizer.get_experimental_options()
+    history = _fit(_model(), num_processes="auto", tune=("bf16",))
+    assert history.nanotf.tuned == ("bf16 of graphs",)
+    assert tf.config.optimizer.get_experimental_options() == before
+    np.testing.assert_allclose(history.history["loss"], _fit(_model()).history["loss"], rtol=1e-2)
 
 
 def test_a_compiled_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

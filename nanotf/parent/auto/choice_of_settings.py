@@ -9,9 +9,11 @@ trial with that number, if a tenth of the time that is left allows it. A setting
 a step clearly faster.
 
 `jit_compile` is tried with the other value than the model's. What XLA computes differs from what
-TensorFlow computes in the last digits. `bf16` makes layers compute in bfloat16, as with the dtype
-policy "mixed_bfloat16": two to three digits. Keras 2 decides when it makes a variable whether calls
-cast it, so `bf16` is not tried there. Nothing is tried that the user has not named.
+TensorFlow computes in the last digits. `bf16` is tried in two ways, and the faster one is kept:
+layers compute in bfloat16, as with the dtype policy "mixed_bfloat16"; or TensorFlow's graphs do,
+which layers do not see. Both keep two to three digits. Keras 2 decides when it makes a variable
+whether calls cast it, so only the second way is tried there. Nothing is tried that the user has not
+named.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_build
+from nanotf.compat import keras_build, process_state
 from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.machine import topology
@@ -59,11 +61,26 @@ def _in_bfloat16(model: Any) -> Iterator[None]:
             layer.dtype_policy = policy
 
 
-# By the names of `defaults.TUNE`.
+@contextlib.contextmanager
+def _graphs_in_bfloat16(model: Any) -> Iterator[None]:
+    name = "graph options"  # workers get them, too
+    jit, options = before = process_state.read(name)
+    process_state.adopt({name: (jit, {**options, _PASS: True})})
+    try:
+        yield
+    finally:
+        process_state.adopt({name: before})
+
+
+_PASS = "auto_mixed_precision_onednn_bfloat16"  # of `tf.config.optimizer`
+_OF_LAYERS, _OF_GRAPHS = "bf16", "bf16 of graphs"
 _SETTINGS: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
     "jit_compile": _other_jit_compile,
-    "bf16": _in_bfloat16,
+    _OF_LAYERS: _in_bfloat16,
+    _OF_GRAPHS: _graphs_in_bfloat16,
 }
+# By the names of `defaults.TUNE`, the settings of which one may be kept.
+_WAYS = {"jit_compile": ("jit_compile",), "bf16": (_OF_LAYERS, _OF_GRAPHS)}
 
 
 @contextlib.contextmanager
@@ -72,7 +89,7 @@ def applied(model: Any, settings: Sequence[str]) -> Iterator[None]:
 
     Args:
         model: a compiled Keras model.
-        settings: names of `defaults.TUNE`.
+        settings: keys of `_SETTINGS`.
     """
     if not settings:
         yield
@@ -151,9 +168,12 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
     chosen: tuple[str, ...] = ()
     best = steps.get("")
     for name in tune:
-        step = steps.get(_label(model, (*chosen, name)))
-        if best is not None and step is not None and step < rule.WORTH * best:
-            chosen, best = (*chosen, name), step
+        kept = chosen
+        for way in _WAYS[name]:
+            step = steps.get(_label(model, (*kept, way)))
+            worth = rule.WORTH if chosen == kept else 1.0
+            if best is not None and step is not None and step < worth * best:
+                chosen, best = (*kept, way), step
     return chosen
 
 
@@ -170,12 +190,13 @@ def _tried(
     """Measures the model as it is, and each setting on top of those kept before it."""
     measured: list[Measured] = []
     cost = timed_fits.expected(one, 0.0)
-    for place in range(len(tune) + 1):
-        kept = _decide(model, tune[: place - 1], measured) if place else ()
-        settings = (*kept, tune[place - 1]) if place else ()
+    trials = [(place, way) for place, name in enumerate(tune) for way in _WAYS[name]]
+    for place, way in [(0, ""), *trials]:
+        kept = _decide(model, tune[:place], measured)
+        settings = (*kept, way) if way else ()
         label = _label(model, settings)
         note = "" if cost < budget.left() else "no time left"
-        if "bf16" in settings and not is_keras_3():
+        if way == _OF_LAYERS and not is_keras_3():
             note = "not tried: layers of Keras 2 keep their precision; use run --precision"
         if note:
             measured.append(Measured(number, None, note=note, setting=label))
@@ -191,7 +212,7 @@ def _tried(
             found = Measured(number, None, note=f"failed: {type(error).__name__}")
         measured.append(dataclasses.replace(found, setting=label))
         cost = max(cost, budget.spent() - began)  # XLA compiles for long
-        if found.step is None and place == 0:  # there is nothing to compare with
+        if found.step is None and not way:  # there is nothing to compare with
             break
     return measured
 

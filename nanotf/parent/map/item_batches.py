@@ -20,7 +20,7 @@ AHEAD_SECONDS = 0.05
 MOST_BYTES = 1 << 20  # of the pickles and arrays of an order's items
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)  # a frozen one takes three times as long to make
 class EndOfItem:
     """The end of an item, as a worker has recorded it."""
 

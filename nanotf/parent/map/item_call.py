@@ -108,7 +108,7 @@ def task_of(
         tuple(shared),
         sent,
         parcels,
-        [item_arguments.label_of(item) for item in items],
+        items,
         seed,
         ProcessState.capture(),
         terminal,

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from nanotf.console import ItemBar, logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import worker_errors
+from nanotf.parent.map.item_arguments import label_of
 from nanotf.parent.map.item_batches import AHEAD_SECONDS, MOST_BYTES, GivenItems, Pace
 from nanotf.parent.map.item_output import ItemOutput
 from nanotf.parent.map.item_task import Outcome, Policy, Task, seeds_of
@@ -231,7 +232,7 @@ class ItemRun:
             self.bar.item_begins(index)
 
     def _name(self, index: int) -> str:
-        return f"Item {index} of {self.task.name} ({self.task.labels[index]})"
+        return f"Item {index} of {self.task.name} ({label_of(self.task.values[index])})"
 
     # ------------------------------------------------------------------------------- giving
     def _give_all(self, pool: ItemPool) -> None:

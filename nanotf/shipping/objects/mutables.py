@@ -51,7 +51,7 @@ def _same_items(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
-    return list(one) == list(other) and _same_items(list(one.values()), list(other.values()))
+    return list(one) == list(other) and all(map(operator.is_, one.values(), other.values()))
 
 
 def _put_items(target: Any, items: Collection[Any]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from nanotf.wire.blocks import Block, Packing
 _INLINE = 1 << 16  # bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Pickled:
+class Pickled(NamedTuple):
     """A pickle whose large arrays lie in a block."""
 
     body: bytes

@@ -67,9 +67,11 @@ class ModulesByValue:
         return any(f"{module.__name__}.".startswith(f"{name}.") for name in told)
 
     def release(self) -> None:
-        """Makes all modules be sent by name again."""
+        """Makes all modules be sent by name again, and forgets what is in them."""
         while self._taken:
             cloudpickle.unregister_pickle_by_value(self._taken.pop())
+        self._roots.clear()
+        self._rootless.clear()
 
 
 def check_importable(name: str) -> None:

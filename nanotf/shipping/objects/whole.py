@@ -126,6 +126,7 @@ class ItemDumper:
 
     def __init__(self) -> None:
         self._made: tuple[io.BytesIO, _ItemPickler, Packer] | None = None
+        self._modules = user_modules.ModulesByValue()
 
     def dump(self, name: str, item: Any) -> tuple[Pickled, Packer]:
         """Pickles an item.
@@ -139,13 +140,12 @@ class ItemDumper:
         Raises:
             ShippingError: Something in it cannot be sent.
         """
-        with user_modules.ModulesByValue() as modules:
-            file, pickler, packer = self._made or _item_pickler()
-            self._made = None  # whatever is raised
-            pickler.modules = modules
+        file, pickler, packer = self._made or _item_pickler()
+        self._made = None  # whatever is raised
+        with self._modules as pickler.modules:
             heap.dump_with(pickler, file, {name: item})
-            if pickler.is_new() and not packer.parts:
-                self._made = file, pickler, packer
+        if pickler.is_new() and not packer.parts:
+            self._made = file, pickler, packer
         data = file.getvalue()
         pickler.clear_memo()
         file.seek(0)
@@ -192,4 +192,8 @@ def load(
     buffers = list[Any]()
     if block is not None:
         buffers = [*(pickled.views(block) if in_place else pickled.arrays(block))]
+    if known is None and (plain := heap.plain_part(pickled.body)) is not None:
+        parts = [pickle.loads(plain, buffers=buffers)]
+        put(parts)
+        return parts
     return heap.load(heap.Unpickler(io.BytesIO(pickled.body), buffers, known), is_checked, put)

@@ -26,6 +26,8 @@ BUILD = TensorFlowBuild(
     onednn=True,
     threads=61,
     allocator="/lib/libtcmalloc_minimal.so.4",
+    float32=0.004,
+    bfloat16=0.002,
 )
 GOOD = Facts(
     machine=two_sockets(),
@@ -36,6 +38,8 @@ GOOD = Facts(
     build=BUILD,
     tuned=BUILD,
     installed=Installed(allocators=(("tcmalloc", "/lib/libtcmalloc_minimal.so.4"),)),
+    plugins=(),
+    switched=None,
     native=(True, "_shm.so, avx512"),
     environ={},
 )

@@ -324,3 +324,14 @@ def test_cores_that_were_taken_away_after_nanotf_init() -> None:
     fewer = dataclasses.replace(facts, machine=flat(4), tuned=tuned)
     (found,) = doctor.examine(facts=fewer)["findings"]
     assert "start 6 threads instead of 10" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("with_plugin", "setting"), [(0.008, "TF_ENABLE_ZENDNN_OPTS=0"), (0.002, "OPTS=1 ")]
+)
+def test_the_faster_way_with_a_plugin_is_advised(with_plugin: float, setting: str) -> None:
+    builds = GOOD.build, dataclasses.replace(GOOD.build, float32=with_plugin)
+    (finding,) = find(plugins=("zentf 2.21.0.0",), switched=builds)
+    assert f"zentf 2.21.0.0. A convolution takes {1000 * with_plugin:.1f} ms" in finding["text"]
+    assert "4.0 ms without" in finding["text"]
+    assert setting in finding["fix"]
