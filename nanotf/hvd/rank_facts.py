@@ -11,7 +11,6 @@ from typing import Any
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.ranks import this_rank
-from nanotf.sagemaker.smp import runtime
 
 _state = {"initialized": False}
 
@@ -54,20 +53,14 @@ def place() -> this_rank.RankPlace:
     """Returns this rank's place.
 
     Raises:
-        JobError: `init` has not been called, or the script uses `nanotf.smp`.
+        JobError: `init` has not been called.
     """
-    if runtime.is_used():
-        # Ranks of smp hold different variables: an average over all would mix them.
-        raise JobError(
-            "A script of nanotf.smp averages by StepOutput.accumulate(), over the copies of the "
-            "model. Received: a call of Horovod's API after smp.init(). Leave Horovod out: "
-            "accumulate() replaces hvd.allreduce, smp.dp_rank() and smp.dp_size() choose data, "
-            "smp.rank() names the process."
-        )
     if not _state["initialized"]:
         raise JobError(
             "Horovod must be initialized first. Received: no call of hvd.init() so far. Call it "
-            "at the begin of the script."
+            "at the begin of the script; a script of nanotf.smp needs no Horovod: "
+            "StepOutput.accumulate() replaces hvd.allreduce, smp.rank() and smp.dp_rank() name "
+            "the process."
         )
     return this_rank.place()
 
