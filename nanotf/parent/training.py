@@ -19,6 +19,7 @@ from nanotf.machine import topology
 from nanotf.parent import call_readers, defaults, one_process
 from nanotf.parent.auto import choice_of_settings
 from nanotf.parent.auto.auto_call import AutoCall
+from nanotf.parent.auto.choice import Choice
 from nanotf.parent.auto.first_epochs import HandedOver
 from nanotf.parent.fit import fit_here, with_workers
 from nanotf.parent.fit.fit_options import FitOptions
@@ -52,23 +53,23 @@ def fit(
     """
     reads = call_readers.check(read_processes)
     wanted = defaults.num_processes(num_processes)
-    settings = defaults.tune(tune, wanted)
+    tune = defaults.tune(tune, wanted)
     hint = 'num_processes="auto" measures whether they would be faster.'
-    auto = None
+    auto, choice = None, Choice(wanted)
     if isinstance(wanted, str) and wanted == topology.AUTO:
         backends.check_can_measure(where.backend)
         hint = 'num_processes="auto" has chosen one process.'
-        wanted = 1
+        choice = Choice()
         try:
             if call.given is not None:
-                auto = AutoCall(call, where, options, settings)
-                wanted, settings = auto.begin()
+                auto = AutoCall(call, where, options, tune)
+                choice = auto.begin()
         except UndividedError as error:
             if num_processes is not None:
                 raise
             # The user asked for nothing: `nanotf run` has this default, and scripts run unchanged.
             with_workers.warn_undivided(error)
-            auto, settings = None, ()
+            auto = None
     if reads is not None and options.resume is not None:
         raise InvalidArgumentError(
             "A run that reads with reader processes cannot be resumed yet. Received: "
@@ -79,11 +80,10 @@ def fit(
     def train(
         call: KerasCall,
         options: FitOptions,
-        number: Any,
-        settings: tuple[str, ...],
+        choice: Choice,
         watch: Any = None,
     ) -> Any:
-        sized = where.sized(number)
+        sized = where.sized(choice.number)
 
         def alone(here: KerasCall) -> Any:
             if options.resume is None or here.given is None:
@@ -91,7 +91,7 @@ def fit(
             return fit_here.fit(here, hint, options, watch)
 
         with (
-            choice_of_settings.applied(call.model, settings),
+            choice_of_settings.applied(call.model, choice.settings),
             call_readers.attached(reads, call, sized, options.max_restarts) as read,
             keras_steps.letting_go(call.model),
         ):
@@ -104,24 +104,27 @@ def fit(
                 otherwise = alone if from_begin else None
                 placed = sized.avoiding(read.cores)
                 history = with_workers.fit(read.call, placed, options, otherwise)
-        if settings or reads is not None:
+        if choice.settings or reads is not None:
             history.nanotf = dataclasses.replace(
-                history.nanotf, tuned=settings, read_processes=read.number
+                history.nanotf,
+                tuned=choice.settings,
+                tuned_losses=choice.losses,
+                read_processes=read.number,
             )
         return history
 
     if auto is None or not auto.is_open:
-        return train(call, options, wanted, settings)
+        return train(call, options, choice)
     over: HandedOver | None = None
     try:
-        history = train(auto.watched(), options, 1, (), auto.watch)
+        history = train(auto.watched(), options, Choice(), auto.watch)
     except HandedOver as handed:
         over = handed.with_traceback(None)  # whose frames would keep the data of Keras's loop
     if over is None:
         auto.end()
         return history
     try:
-        return train(*auto.rest(over.epoch, over.choice.number), *over.choice)
+        return train(*auto.rest(over.epoch, over.choice.number), over.choice)
     except UndividedError as error:  # before any process started
         with_workers.warn_undivided(error)
-        return train(*auto.rest(over.epoch, 1), 1, ())
+        return train(*auto.rest(over.epoch, 1), Choice())

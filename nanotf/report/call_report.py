@@ -77,6 +77,9 @@ class Report(TimedReport):
         call, times: the recorded times, see `timing`.
         hint: str, what may be faster; "" if nothing is known.
         tuned: tuple of str, the settings that `fit(tune=...)` has chosen for this call.
+        tuned_losses: if these change numbers, two sequences of float: the losses of up to 200 of
+            the same steps, the mean of each 20, measured without the settings and with them; else
+            empty.
         read_processes: int, the number of readers at the end; 0 if there were none.
         parts: tuple of `Part`, the model's layers, losses and metrics that the workers divided, and
             those that they did not; empty in one process.
@@ -98,6 +101,7 @@ class Report(TimedReport):
     times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
     hint: str = ""
     tuned: tuple[str, ...] = ()
+    tuned_losses: tuple[Sequence[float], ...] = ()
     read_processes: int = 0
     parts: tuple[Part, ...] = ()
 
@@ -204,6 +208,7 @@ def last_report() -> Report | None:
 # ---------------------------------------------------------------------------------- text
 def _text_of_call(report: Report) -> Iterator[str]:
     yield f"{report.title}: {report.total:.2f} s"
+    yield from lines_of_losses(report.tuned_losses)
     mib = report.shipped_bytes / 2**20
     rows = [
         ("preparing", report.preparing, "checking model and data, in this process"),
@@ -220,9 +225,17 @@ def _text_of_call(report: Report) -> Iterator[str]:
                 yield f"    {'reading':<10}{report.reading:9.3f} s   your data, beside the steps"
 
 
+def lines_of_losses(losses: Sequence[Sequence[float]]) -> Iterator[str]:
+    """Writes the losses of steps without settings of `tune`, and with them."""
+    if losses:
+        before, after = (" ".join(f"{loss:.4g}" for loss in row) for row in losses)
+        yield f"Losses of the same steps: {before}; tuned: {after}."
+
+
 def _text_of_one_process(report: Report) -> Iterator[str]:
     (times,), (row,) = report.times, report.workers
     yield f"{report.title}: {report.total:.2f} s"
+    yield from lines_of_losses(report.tuned_losses)
     epochs = [one for one in times.passes if one.kind == timing.TRAIN]
     if epochs:
         seconds = [NS * (one.ended - one.began) for one in epochs]

@@ -79,13 +79,25 @@ def test_what_is_faster_is_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> N
     assert model.predict(X, verbose=0).dtype == np.float32
     # The second call knows.
     tried.clear()
+    losses = history.nanotf.tuned_losses
+    _check_losses(history, *losses)
     history = _fit(_model(), num_processes="auto", tune=("jit_compile", "bf16"))
     assert history.nanotf.tuned == ("jit_compile", "bf16")
+    assert list(map(list, history.nanotf.tuned_losses)) == list(map(list, losses))
     assert tried == []
     expected = _fit(_model("mixed_bfloat16", jit_compile=True)).history["loss"]
     np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
     settings = [m["setting"] for e in choice_cache.entries().values() for m in e["measured"]]
     assert "jit_compile=True, bf16" in settings
+
+
+def _check_losses(history: Any, plain: Any, tuned: Any) -> None:
+    """Checks losses of the same steps, in float32 and in bfloat16."""
+    assert plain[0] > plain[-1], "the copy was trained"
+    np.testing.assert_allclose(tuned, plain, rtol=0.05)
+    text = str(history.nanotf)
+    assert f"Losses of the same steps: {plain[0]:.4g} " in text
+    assert f"; tuned: {tuned[0]:.4g} " in text
 
 
 def test_what_is_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +117,9 @@ def test_graphs_in_bfloat16_are_used_and_undone(monkeypatch: pytest.MonkeyPatch)
     before = tf.config.optimizer.get_experimental_options()
     history = _fit(_model(), num_processes="auto", tune=("bf16",))
     assert history.nanotf.tuned == ("bf16 of graphs",)
+    plain, tuned = history.nanotf.tuned_losses
+    assert len(plain) == timed_fits.LOSS_ROUNDS
+    _check_losses(history, plain, tuned)
     assert tf.config.optimizer.get_experimental_options() == before
     np.testing.assert_allclose(history.history["loss"], _fit(_model()).history["loss"], rtol=1e-2)
 

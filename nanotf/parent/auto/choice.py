@@ -45,8 +45,9 @@ from nanotf.shipping.data import inputs
 class Choice(NamedTuple):
     """The number of processes that trains a model, and its settings."""
 
-    number: int = 1
+    number: Any = 1
     settings: tuple[str, ...] = ()  # of `tune`
+    losses: tuple[Sequence[float], ...] = ()  # see `choice_of_settings.Settings`
 
 
 def decide(measured: Sequence[Measured], steps: int | None) -> int:
@@ -300,12 +301,14 @@ class Auto:
         when = "" if self._date is None else f"; as measured on {self._date}"
         when = f"; measured in {budget.spent():.1f} s" if is_new else when
         self.say(_line(now, number, each, when))
-        settings = self._settings(number, one, left) if self._tune else ()
+        chosen = Choice(number)
+        if self._tune:
+            chosen = Choice(number, *self._settings(number, one, left))
         if number == 1 and is_new:
             warm.close_if_idle()  # nothing needs what has imported TensorFlow
-        return Choice(number, settings)
+        return chosen
 
-    def _settings(self, number: int, one: Measured, left: float) -> tuple[str, ...]:
+    def _settings(self, number: int, one: Measured, left: float) -> choice_of_settings.Settings:
         """Returns those of the settings of `tune` that make a step faster."""
         budget = Budget()
         budget.seconds = rule.allowed(left)

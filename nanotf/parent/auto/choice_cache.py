@@ -24,6 +24,7 @@ _OPTIONAL = {
     "note": "",
     "stopped": 0.0,
     "setting": "",
+    "losses": (),
 }  # fields of `timed_fits.Measured`, with their defaults
 _LONGEST = 1e9  # seconds; more is not a time, and neither is infinity
 
@@ -106,6 +107,8 @@ def _is_measured(value: Any) -> bool:
         and _is_time(rest["stopped"])
         and isinstance(rest["note"], str)
         and isinstance(rest["setting"], str)
+        and isinstance(rest["losses"], (list, tuple))
+        and all(isinstance(loss, float) for loss in rest["losses"])
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanotf.compat import keras_build, process_state
 from nanotf.compat.versions import is_keras_3
@@ -30,6 +30,7 @@ from nanotf.machine import topology
 from nanotf.parent.auto import choice_cache, rule, step_key, timed_fits
 from nanotf.parent.auto.timed_fits import Budget, Measured
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.report import call_report
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -126,6 +127,15 @@ def _label(model: Any, settings: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------- choice
+class Settings(NamedTuple):
+    """The settings of `tune` that were chosen."""
+
+    names: tuple[str, ...] = ()  # keys of `_SETTINGS`
+    # If one of them changes numbers: the losses of the same steps without settings and with them,
+    # see `timed_fits.losses_here`.
+    losses: tuple[Sequence[float], ...] = ()
+
+
 def choose(
     model: Any,
     arguments: FitArguments,
@@ -136,7 +146,7 @@ def choose(
     key: str,
     budget: Budget,
     one: Measured,
-) -> tuple[tuple[str, ...], str]:
+) -> tuple[Settings, str]:
     """Returns those of the settings that make a step faster, and a text that says why.
 
     Args:
@@ -159,7 +169,9 @@ def choose(
         if len(found) > 1:
             choice_cache.remember_now(key, found, str(model.name))
     chosen = _decide(model, tune, measured)
-    return chosen, _text(model, chosen, measured, when)
+    compared = [m.losses for m in measured if m.setting in ("", _label(model, chosen))]
+    losses = tuple(compared) if all(compared) and len(compared) == 2 else ()
+    return Settings(chosen, losses), _text(model, chosen, measured, when, losses)
 
 
 def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tuple[str, ...]:
@@ -214,13 +226,43 @@ def _tried(
         cost = max(cost, budget.spent() - began)  # XLA compiles for long
         if found.step is None and not way:  # there is nothing to compare with
             break
-    return measured
+    return _with_losses(model, arguments, tune, measured, budget, one)
 
 
-def _text(model: Any, chosen: Sequence[str], measured: Sequence[Measured], when: str) -> str:
+def _with_losses(
+    model: Any,
+    arguments: FitArguments,
+    tune: Sequence[str],
+    measured: Sequence[Measured],
+    budget: Budget,
+    one: Measured,
+) -> list[Measured]:
+    """Adds the losses without settings and with those that were chosen, if they change numbers."""
+    chosen = _decide(model, tune, measured)
+    found: dict[str, Sequence[float]] = {}
+    assert one.step is not None
+    rounds = int(budget.left() / max(2 * timed_fits.LOSS_STEPS * one.step, 1e-9))
+    rounds = min(rounds, timed_fits.LOSS_ROUNDS)
+    if rounds > 1 and not set(chosen).isdisjoint(_WAYS["bf16"]):
+        for settings in ((), chosen):
+            label = _label(model, settings)  # of the model as it is
+            with _kept_traces(model), applied(model, settings):
+                trial = timed_fits.TimedFit(model, arguments, 1, budget)
+                found[label] = timed_fits.losses_here(trial, rounds)
+    return [dataclasses.replace(m, losses=found.get(m.setting, m.losses)) for m in measured]
+
+
+def _text(
+    model: Any,
+    chosen: Sequence[str],
+    measured: Sequence[Measured],
+    when: str,
+    losses: Sequence[Sequence[float]],
+) -> str:
     each = [
         f"{m.setting or 'the model as it is'} "
         + (m.note if m.step is None else f"{1000 * m.step:.2f}")
         for m in measured
     ]
-    return f"{_label(model, chosen) or 'none'}, {when} in ms per step: {'; '.join(each)}."
+    text = f"{_label(model, chosen) or 'none'}, {when} in ms per step: {'; '.join(each)}."
+    return " ".join([text, *call_report.lines_of_losses(losses)])

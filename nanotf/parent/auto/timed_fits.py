@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from nanotf.shipping import orders
 from nanotf.shipping.data import inputs
 from nanotf.wire import messages, timing
 
+LOSS_ROUNDS, LOSS_STEPS = 10, 20  # of `losses_here`
 TRACES = 2.0  # times the first step of one process, for that of workers: they also make the model
 
 _now = time.monotonic  # clock of the budget
@@ -61,6 +62,7 @@ class Measured:
     # Seconds after which the trial was stopped, if that is why there is no `step`; else 0
     stopped: float = 0.0
     setting: str = ""  # the settings of `tune` that it was measured with, such as "bf16"
+    losses: Sequence[float] = ()  # see `losses_here`; measured where they decide something
 
     def seconds(self, steps: int | None) -> float:
         """Returns the time of a call with `steps` steps, or of one step if that is None."""
@@ -307,11 +309,49 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
 
     A step cannot be stopped here, but it takes as long in a plain `fit`.
     """
+    stopwatch = Stopwatch(0, None)
+    with _copy_here(trial, stopwatch) as fit:
+
+        def seconds(executions: int, epochs: int) -> float:
+            """Trains; returns seconds per execution, ignoring the first of several."""
+            stopwatch.begin()
+            fit(executions, epochs)
+            rows = list(timeline.rows_of_steps(stopwatch.finish()))
+            began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
+            return timeline.NS * (ended - began) / max(1, len(rows) - 1)
+
+        found = seconds(1, 2)  # the first step is traced; the second tells how many fit
+        count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
+        if count >= 2 and budget.left() > 0:
+            found = seconds(count + 1, 1)
+    return Measured(1, found / trial.steps_per_execution)
+
+
+def losses_here(trial: TimedFit, count: int) -> list[float]:
+    """Trains a copy of the model in this process, each time with the same random numbers.
+
+    Args:
+        count: of rounds. Each takes the first `LOSS_STEPS` batches, or all if these are fewer.
+
+    Returns:
+        The mean loss of each round.
+    """
+    executions = -(-LOSS_STEPS // trial.steps_per_execution)
+    with _copy_here(trial, Stopwatch(0, None)) as fit:
+        return [float(fit(executions, 1).history["loss"][0]) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def _copy_here(trial: TimedFit, stopwatch: Stopwatch) -> Iterator[Callable[[int, int], Any]]:
+    """Makes a copy of the model, whose executions are timed.
+
+    Yields:
+        A function that trains it for some executions in each of some epochs; returns the history.
+    """
     a, each = trial.arguments, trial.steps_per_execution
     x, most = a.x, trial.data.steps
     if not isinstance(trial.data.train, inputs.ArrayInput):
         x, most = model_copy.endless_copy(x), None
-    stopwatch = Stopwatch(0, None)
     # The user's step may print while it is traced; a trial must not show that.
     quiet = contextlib.redirect_stdout(Quiet(sys.stdout))
     with keras_compiling.kept_random_states(), defaults.no_default(), quiet:
@@ -321,11 +361,9 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
         copy.make_train_function()
         copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)
 
-        def seconds(executions: int, epochs: int) -> float:
-            """Trains; returns seconds per execution, ignoring the first of several."""
+        def fit(executions: int, epochs: int) -> Any:
             steps = executions * each if most is None else min(executions * each, most)
-            stopwatch.begin()
-            keras_models.keras_method(copy, "fit")(
+            return keras_models.keras_method(copy, "fit")(
                 x,
                 a.y,
                 batch_size=a.batch_size,
@@ -336,15 +374,8 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
                 steps_per_epoch=steps,
                 verbose=0,
             )
-            rows = list(timeline.rows_of_steps(stopwatch.finish()))
-            began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
-            return timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
-        found = seconds(1, 2)  # the first step is traced; the second tells how many fit
-        count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
-        if count >= 2 and budget.left() > 0:
-            found = seconds(count + 1, 1)
-    return Measured(1, found / each)
+        yield fit
 
 
 def _seconds_per_execution(first: TimedFit, workers: pool.Pool, budget: Budget) -> float:
