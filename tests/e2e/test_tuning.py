@@ -549,7 +549,7 @@ def test_warm_workers_need_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     data: Any = SimpleNamespace(steps=2000, train=None, specs=None)
     for is_there, number in ((False, 1), (True, 2)):
         monkeypatch.setattr(choice.Auto, "_is_warm", lambda *_, is_there=is_there: is_there)
-        assert auto.at_once(data) == (number, ())
+        assert auto.at_once(data) == choice.Choice(number)
 
 
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
