@@ -217,9 +217,9 @@ def normalized() -> Any:
     return L.BatchNormalization(dtype="float64")
 
 
-# Deep layers see two values of a channel. By Keras's 0.001, normalization of those enlarges roundings
-# so much that even one process, with and without a graph, has other digits: 1e-10 in the gradients
-# of the first step, 1 in those of the third.
+# Deep layers see two values of a channel; by Keras's 0.001, normalization enlarges roundings there:
+# one process, with and without a graph, has other digits, from 1e-10 in the first step's gradients
+# to 1 in the third's.
 EPSILON = 0.1
 
 
