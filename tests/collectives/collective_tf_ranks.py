@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,12 @@ def _shared(group: Group, with_ops: bool) -> None:
     table = group.gather_parts(_own_rows(group, 5, 3), [tf.zeros([5, 3])], 73, place=2)[0]
     assert np.array_equal(table.numpy(), np.arange(15.0).reshape(5, 3))
     before = _memory_files()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))  # no memory for such a file
+    table = group.gather_parts(_own_rows(group, 5, 3), [tf.zeros([5, 3])], 74, place=3)[0]
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert np.array_equal(table.numpy(), np.arange(15.0).reshape(5, 3))
+    assert _memory_files() == before, "without memory each rank copies"
     group.drop_values(1)
     group.drop_values(2)
     held.clear()
