@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
     number: Any = 1
     settings: tuple[str, ...] = ()  # of `tune`
-    losses: tuple[Sequence[float], ...] = ()  # see `choice_of_settings.Settings`
+    losses: tuple[Sequence[float], ...] = ()  # see `choice_of_settings.ChosenSettings`
 
 
 def decide(measured: Sequence[Measured], steps: int | None) -> int:
@@ -308,7 +308,9 @@ class Auto:
             warm.close_if_idle()  # nothing needs what has imported TensorFlow
         return chosen
 
-    def _settings(self, number: int, one: Measured, left: float) -> choice_of_settings.Settings:
+    def _settings(
+        self, number: int, one: Measured, left: float
+    ) -> choice_of_settings.ChosenSettings:
         """Returns those of the settings of `tune` that make a step faster."""
         budget = Budget()
         budget.seconds = rule.allowed(left)

@@ -127,7 +127,7 @@ def _label(model: Any, settings: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------- choice
-class Settings(NamedTuple):
+class ChosenSettings(NamedTuple):
     """The settings of `tune` that were chosen."""
 
     names: tuple[str, ...] = ()  # keys of `_SETTINGS`
@@ -146,7 +146,7 @@ def choose(
     key: str,
     budget: Budget,
     one: Measured,
-) -> tuple[Settings, str]:
+) -> tuple[ChosenSettings, str]:
     """Returns those of the settings that make a step faster, and a text that says why.
 
     Args:
@@ -171,7 +171,7 @@ def choose(
     chosen = _decide(model, tune, measured)
     compared = [m.losses for m in measured if m.setting in ("", _label(model, chosen))]
     losses = tuple(compared) if all(compared) and len(compared) == 2 else ()
-    return Settings(chosen, losses), _text(model, chosen, measured, when, losses)
+    return ChosenSettings(chosen, losses), _text(model, chosen, measured, when, losses)
 
 
 def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tuple[str, ...]:
