@@ -163,9 +163,10 @@ def check_reducible(dtypes: Sequence[str]) -> None:
 
 def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> None:
     """Raises `InvalidArgumentError` unless `part` is the rank's part of arrays like `likes`."""
-    row = int(np.prod(part.shape[1:], dtype=np.int64))
-    begin, end = part_of(rank, size, sum(like.size for like in likes) // max(1, row))
-    is_part = part.ndim > 0 and len(part) == end - begin
+    row = max(1, int(np.prod(part.shape[1:], dtype=np.int64)))
+    rows, rest = divmod(sum(like.size for like in likes), row)
+    begin, end = part_of(rank, size, rows)
+    is_part = part.ndim > 0 and len(part) == end - begin and rest == 0
     if not is_part or any(like.dtype != part.dtype for like in likes):
         raise InvalidArgumentError(
             f"gather_parts needs a part of {end - begin} elements with the dtype of `likes`. "

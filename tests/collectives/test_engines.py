@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import collective_ranks as ranks
+import numpy as np
 import pytest
 from collective_runner import (
     Outcome,
@@ -18,6 +19,7 @@ from collective_runner import (
 )
 
 from nanotf.collectives import create_group
+from nanotf.collectives.engine import check_parts
 from nanotf.errors import CollectiveError, InvalidArgumentError
 from nanotf.pool import stalls
 from nanotf.wire.failures import Failure, FailureKind
@@ -374,3 +376,10 @@ def test_outcomes_of_failed_ranks_are_seen():
     with pytest.raises(AssertionError, match="rank 0: trace"):
         values([Outcome(error="E", traceback="trace", returncode=0)])
     assert issubclass(CollectiveError, RuntimeError)
+
+
+def test_rows_must_make_up_the_whole():
+    """A part of rows of 3 is none of 10 elements, of which one would be lost."""
+    check_parts(np.zeros((3, 2)), [np.zeros((5, 2))], 0, 2)
+    with pytest.raises(InvalidArgumentError, match=r"float64\[2, 3\]"):
+        check_parts(np.zeros((2, 3)), [np.zeros(10)], 0, 2)
