@@ -241,7 +241,8 @@ def _with_losses(
     chosen = _decide(model, tune, measured)
     found: dict[str, Sequence[float]] = {}
     assert one.step is not None
-    rounds = int(budget.left() / max(2 * timed_fits.LOSS_STEPS * one.step, 1e-9))
+    left = budget.left() - 2 * one.start_up  # each copy traces its first step
+    rounds = int(left / max(2 * timed_fits.LOSS_STEPS * one.step, 1e-9))
     rounds = min(rounds, timed_fits.LOSS_ROUNDS)
     if rounds > 1 and not set(chosen).isdisjoint(_WAYS["bf16"]):
         for settings in ((), chosen):
