@@ -206,8 +206,40 @@ class Group:
         )
         return _with_shapes(results, [tensor.shape for tensor in likes])
 
+    @property
+    def shares_values(self) -> bool:
+        """Returns True if a `place` can be memory that all ranks map."""
+        return self._ops is not None and self._engine.spec.nodes == 1
+
+    def update_rows(
+        self, table: Tensor, indices: Tensor, values: Tensor, key: int, place: int = 0
+    ) -> Tensor:
+        """Replaces rows of a table that all ranks have: each replaces some of its part's rows.
+
+        Only where `shares_values`.
+
+        Args:
+            table: tensor of at least one dimension, equal on all ranks.
+            indices: int64 vector, rows of the table in this rank's part (`engine.part_of`), as many
+                as it likes.
+            values: their new values, one for each index; equal ones for equal indices.
+            key: see the class.
+            place: as in `gather_parts`. Of its part of the table, a rank then copies only the rows
+                that have changed since the memory was written. 0: every rank gets a copy.
+        """
+        assert self._ops is not None, "`shares_values` tells"
+        with self._translated():
+            return self._ops.nanotf_update_rows(
+                table=table,
+                indices=indices,
+                values=values,
+                group=self._handle,
+                key=check_key(key),
+                place=place,
+            )
+
     def drop_values(self, place: int) -> None:
-        """Frees the memory of a `place` of `gather_parts` once no tensor lies in it."""
+        """Frees the memory of a `place` of `gather_parts` and `update_rows` once it is unused."""
         self._engine.drop_values(place)
 
     def all_gather(self, tensor: Tensor, key: int, if_read: bool = False) -> Tensor:

@@ -139,7 +139,7 @@ def unbuilt_twin(optimizer: Any) -> Any:
 
 
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
-    """Returns True if an optimizer updates every element of a variable separately and keeps slots.
+    """Returns True if an optimizer updates every element of a variable separately.
 
     Args:
         optimizer: a built optimizer, or None.
@@ -157,8 +157,6 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
         type(optimizer).__name__ in classes
         and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
         and not any(getattr(optimizer, name, None) for name in others)
-        # Keras 2 keeps slots even for SGD without momentum.
-        and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
     )
 
 

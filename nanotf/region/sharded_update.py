@@ -9,7 +9,8 @@ et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 
     3. gather: each worker gets all updated variables
 
 The table of an embedding, whose gradient is sparse, is divided by rows: each worker gets all rows
-of the gradient, and updates its own rows of the table.
+of the gradient, and updates its own rows of the table. If that changes only the rows that the
+gradient names, only those are exchanged.
 
 This moves as many bytes as an all-reduce of the gradients. The optimizer does an N-th of the
 work and takes an N-th of the memory; and its roughly ten operations run once, on one long vector,
@@ -29,12 +30,11 @@ from nanotf.compat import keras_common, keras_layers, keras_models, keras_optimi
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import rows
+from nanotf.region.sparse_gradients import SummedRows, joined_of_sums
 
-# Class names of element-wise optimizers that keep slots. Without slots there is little to divide.
-# Adagrad and Ftrl have cheap sparse updates; Keras 2's Nadam counts its calls in Python.
+# Class names of element-wise optimizers. Keras 2's Nadam counts its calls in Python; Adagrad and
+# Ftrl keep Keras's cheap sparse updates.
 ELEMENTWISE = ("Adadelta", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD", "SparseAdam")
-# Updates only the touched rows. Sending the whole table to all workers would cost more.
-OF_TOUCHED_ROWS = ("SparseAdam",)
 # Keras's layers whose variables stay whole, since they assign to them.
 UNDIVIDED_LAYERS = ("SpectralNormalization",)
 _SMALLEST = 1024  # elements; below this the update takes no time
@@ -61,6 +61,7 @@ class OptimizerShards:
     dense: Divided  # the variables that are divided as one vector
     tables: Divided  # the variables that are each divided by rows
     refresh: bool  # whether anything besides the optimizer may change the variables
+    by_touch: bool  # whether a sparse gradient changes only the rows that it names
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
@@ -97,25 +98,31 @@ class OptimizerShards:
         # They form one vector; the optimizer is built with this worker's part of it.
         if not dense.trainable or len({v.dtype for v in dense.of(trainable)}) > 1:
             return None
-        touches = type(optimizer).__name__ in OF_TOUCHED_ROWS
+        refresh = not all(
+            keras_common.is_keras_own(type(layer))
+            for layer in [model, *keras_layers.layers_below(model)]
+        )
+        by_touch = _changes_named_rows_alone(optimizer)
         large = {id(v) for v in trainable if v.shape.num_elements() >= _SMALLEST}
-        tables = divided(set() if touches else of_embeddings & large)
+        # To refresh whole tables would cost more than it saves.
+        tables = divided(set() if by_touch and refresh else of_embeddings & large)
         elements = sum(int(v.shape.num_elements()) for v in dense.of(trainable))
         if elements < _SMALLEST and not tables.trainable:
             return None
-        return cls(
-            dense,
-            tables,
-            not all(
-                keras_common.is_keras_own(type(layer))
-                for layer in [model, *keras_layers.layers_below(model)]
-            ),
-        )
+        return cls(dense, tables, refresh, by_touch)
 
 
 def _is_known(optimizer: type) -> bool:
     """Returns True if a class of optimizers is Keras's own or nanotf's."""
     return keras_common.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.keras.optimizers"
+
+
+def _changes_named_rows_alone(optimizer: Any) -> bool:
+    """Returns True if a sparse gradient changes only the rows that it names."""
+    if getattr(optimizer, "weight_decay", None):
+        return False
+    is_plain_sgd = type(optimizer).__name__ == "SGD" and not optimizer.momentum
+    return is_plain_sgd or isinstance(optimizer, SummedRows)
 
 
 def _are_understood(
@@ -181,7 +188,8 @@ class ShardedUpdate:
             tf.zeros([self.bounds[1] - self.bounds[0]], dense[0].dtype), "part"
         )
         tables = [keras_common.tf_variable(v) for v in shards.tables.of(trainable)]
-        self._tables = [_TablePart(strategy, v) for v in tables]
+        sums = isinstance(optimizer, SummedRows)
+        self._tables = [_TablePart(strategy, v, sums, shards.by_touch) for v in tables]
         self.divided = [*dense, *tables]
         self.alike = [] if shards.refresh else self.divided
         # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
@@ -238,9 +246,10 @@ class ShardedUpdate:
                 own.take(table)
         kept = self._without_gradient([g is None for g in found], variables)
         summed = self.strategy.reduce_scatter(parts)
-        of_tables = zip(self._tables, self.shards.tables.of(gradients), strict=True)
+        pairs = zip(self._tables, self.shards.tables.of(gradients), strict=True)
+        of_tables = [own.of(gradient) for own, gradient in pairs]
         update(
-            [summed, *(own.of(g) for own, g in of_tables), *self._whole(gradients)],
+            [summed, *of_tables, *self._whole(gradients)],
             [self.part, *(own.part for own in self._tables), *self._whole(trainable)],
         )
         for variable, value, mask in kept:
@@ -248,8 +257,8 @@ class ShardedUpdate:
         updated = self.strategy.gather_parts(part.read_value(), parts, self._place)
         for variable, value in zip(variables, updated, strict=True):
             variable.assign(value)
-        for own, table in zip(self._tables, tables, strict=True):
-            table.assign(own.of_all_ranks(table))
+        for own, table, gradient in zip(self._tables, tables, of_tables, strict=True):
+            own.put(table, gradient)
 
     def _own_part(self, gradient: Any, variable: Any) -> Any:
         """Returns this worker's part of a gradient; rank 0 gets all of a gradient that is no sum."""
@@ -295,15 +304,17 @@ class _TablePart:
     Args:
         strategy: `strategy.WorkerStrategy` with a group.
         table: `tf.Variable`.
+        sums: whether the optimizer takes each row's gradient as a sum; each worker can send sums.
+        by_touch: see `OptimizerShards`.
 
     Attributes:
         part: the Keras variable that holds these rows.
         elements: tuple of int, its first element in the table, and the element after its last.
     """
 
-    def __init__(self, strategy: Any, table: Any) -> None:
+    def __init__(self, strategy: Any, table: Any, sums: bool, by_touch: bool) -> None:
         tf = require_tensorflow()
-        self._strategy = strategy
+        self._strategy, self._sums, self._by_touch = strategy, sums, by_touch
         self._place = strategy.place_for(self)
         rows_of_table, *self._rest = table.shape
         self._bounds = strategy.part_of(rows_of_table)
@@ -324,6 +335,8 @@ class _TablePart:
             return None
         if not isinstance(gradient, tf.IndexedSlices):  # other code also reads the table
             return tf.convert_to_tensor(gradient)[first:end]
+        if self._sums:
+            gradient = joined_of_sums(gradient)
         indices = gradient.indices
         own = tf.where((indices >= first) & (indices < end))[:, 0]
         return tf.IndexedSlices(
@@ -332,10 +345,17 @@ class _TablePart:
             tf.constant([end - first, *self._rest], tf.int64),
         )
 
-    def of_all_ranks(self, table: Any) -> Any:
-        """The whole table, joined from all ranks' rows."""
-        own = keras_common.tf_variable(self.part).read_value()
-        return self._strategy.gather_parts(own, [table], self._place)[0]
+    def put(self, table: Any, gradient: Any) -> None:
+        """Joins all ranks' rows in the table, after an update with the result of `of`."""
+        tf = require_tensorflow()
+        part = keras_common.tf_variable(self.part)
+        if self._by_touch and isinstance(gradient, tf.IndexedSlices):
+            rows = tf.cast(gradient.indices, tf.int64)
+            values = tf.gather(part, rows)
+            self._strategy.update_rows(table, rows + self._bounds[0], values, self._place)
+        else:
+            parts = self._strategy.gather_parts(part.read_value(), [table], self._place)
+            table.assign(parts[0])
 
 
 def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int, int, int]]:

@@ -30,7 +30,7 @@ class SummedRows:
     def _clip_gradients(self, grads: Any) -> Any:
         """Clips gradients, the first action of an update in both generations."""
         tf = require_tensorflow()
-        grads = [sum_rows(_joined_of_sums(gradient)) for gradient in grads]
+        grads = [sum_rows(joined_of_sums(gradient)) for gradient in grads]
         limit = getattr(self, "global_clipnorm", None)
         if limit and any(isinstance(gradient, tf.IndexedSlices) for gradient in grads):
             return tf.clip_by_global_norm(grads, limit)[0]  # Keras 3 would make them dense
@@ -50,7 +50,7 @@ def _has_replicas() -> bool:
     return bool(require_tensorflow().distribute.get_strategy().num_replicas_in_sync > 1)
 
 
-def _joined_of_sums(gradient: Any) -> Any:
+def joined_of_sums(gradient: Any) -> Any:
     """Joins the sparse gradients of all workers, each of which sends the sums of its rows."""
     tf = require_tensorflow()
     part = rows.part_of(gradient)

@@ -216,8 +216,28 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         gathered = self.extended.group.gather_parts(part, likes, self._keys.next(), place)
         return gathered
 
+    def update_rows(self, table: Any, indices: Any, values: Any, place: int) -> None:
+        """Replaces rows of a `tf.Variable` that is equal on all ranks; each replaces rows of its part.
+
+        Args:
+            indices: int64 vector, rows of the table.
+            values: their new values; equal ones for equal indices.
+            place: the result of `place_for`.
+        """
+        if place:
+            group = self.extended.group
+            table.assign(group.update_rows(table, indices, values, self._keys.next(), place))
+        else:
+            found = [self.gather_rows(each) for each in (values, indices)]
+            table.scatter_update(tf.IndexedSlices(*found))
+
     def place_for(self, owner: Any) -> int:
-        """Returns a number for memory that all ranks share, which is freed after `owner`."""
+        """Returns a number for memory that all ranks share, which is freed after `owner`.
+
+        0 if they share none.
+        """
+        if not self.extended.group.shares_values:
+            return 0
         place = next(self._places)
         weakref.finalize(owner, self.extended.group.drop_values, place)
         return place

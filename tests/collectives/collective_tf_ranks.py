@@ -42,6 +42,8 @@ def everything(spec: Any, rank: int, fd: int, with_ops: bool) -> list[str]:
         _eager(group)
         _in_function(group)
         _shared(group, with_ops)
+        if group.shares_values:
+            _updated(group)
         _unknown_shapes(group)
         _each_call_runs_once(group)
         _in_loop(group)
@@ -157,6 +159,41 @@ def _shared(group: Group, with_ops: bool) -> None:
     del table, step
     gc.collect()
     assert before - _memory_files() == (2 if with_ops else 0), "a place is one file"
+
+
+def _updated(group: Group) -> None:
+    """Rows that ranks replace in a table, whatever the table held before and whoever holds it."""
+    count, place = 5 * group.size - 2, 4  # the last rank has fewer
+    begin, end = part_of(group.rank, group.size, count)
+    random = np.random.default_rng(7)  # equal on all ranks
+    table = tf.Variable(random.normal(size=(count, 3)))
+    expected = table.numpy()
+
+    @tf.function(reduce_retracing=True)
+    def step(indices: Any, values: Any) -> None:
+        table.assign(group.update_rows(table, indices, values, 81, place))
+
+    held = []
+    for number in range(20):
+        rows = random.integers(0, count, random.integers(0, 7))  # also none, and some twice
+        replaced = random.normal(size=(count, 3))
+        own = rows[(rows >= begin) & (rows < end)]
+        step(tf.constant(own, tf.int64), tf.constant(replaced[own]))
+        expected[rows] = replaced[rows]
+        assert np.array_equal(table.numpy(), expected), number
+        if number == 6:  # other code changes it on all ranks
+            table.assign(table * 2.0)
+            expected *= 2.0
+        if number in (9, 10, 14) and group.rank == 0:
+            held.append((table.read_value(), expected.copy()))
+        if number == 12:
+            held.clear()
+    for tensor, value in held:
+        assert np.array_equal(tensor.numpy(), value), "held values have changed"
+    every = tf.range(begin, end, dtype=tf.int64)
+    whole = group.update_rows(tf.zeros([count, 2]), every, _own_rows(group, count, 2), 82)
+    assert np.array_equal(whole.numpy(), np.arange(2.0 * count).reshape(count, 2))
+    group.drop_values(place)
 
 
 def _memory_files() -> int:

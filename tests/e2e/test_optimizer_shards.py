@@ -13,6 +13,7 @@ from parity import assert_same_state, fit_both
 from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
+from nanotf.optimizers import SparseAdam
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
@@ -26,11 +27,15 @@ DIVIDED: dict[str, Callable[[], Any]] = {
     "Adamax": lambda: O.Adamax(0.01),
     "Lion": lambda: O.Lion(0.001),
     "RMSprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
+    "SGD": lambda: O.SGD(0.1),
+    "SGD weight decay": lambda: O.SGD(0.1, weight_decay=0.1),
     "SGD nesterov": lambda: O.SGD(0.1, momentum=0.9, nesterov=True, clipvalue=0.01),
     "schedule": lambda: O.Adam(O.schedules.CosineDecay(0.01, 20)),
+    "SparseAdam": lambda: SparseAdam(0.01),
+    "SparseAdam clipped": lambda: SparseAdam(0.01, amsgrad=True, clipvalue=0.01),
+    "SparseAdam weight decay": lambda: SparseAdam(0.01, weight_decay=0.1),
 }
 WHOLE: dict[str, Callable[[], Any]] = {
-    "SGD": lambda: O.SGD(0.1),
     "clipnorm": lambda: O.Adam(clipnorm=1.0),
     "global_clipnorm": lambda: O.Adam(global_clipnorm=1.0),
     "use_ema": lambda: O.Adam(use_ema=True),
@@ -121,8 +126,10 @@ def test_table_that_is_also_read_as_a_whole(float64: None) -> None:
     fit_both(make, x=x, y=x[:, 0], batch_size=16)
 
 
+@pytest.mark.parametrize("name", ["Adam", "SGD", "SparseAdam"])
+@pytest.mark.every_case
 @pytest.mark.both_generations
-def test_callback_that_changes_a_table(float64: None) -> None:
+def test_callback_that_changes_a_table(float64: None, name: str) -> None:
     """Workers continue with its values; two calls of `fit` keep the slots."""
 
     class Halves(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -133,7 +140,7 @@ def test_callback_that_changes_a_table(float64: None) -> None:
     x, y = data()
     models = []
     for processes in (None, 2):
-        model = model_of(O.Adam(0.01), tokens=91)
+        model = model_of(DIVIDED[name](), tokens=91)
         for _ in range(2):
             model.fit(
                 x * 10, y, batch_size=16, epochs=2, shuffle=False, verbose=0,

@@ -520,26 +520,39 @@ std::shared_ptr<SharedValues> MapValues(Group& group, const NanotfCall& what,
   return values;
 }
 
-}  // namespace
-
-bool GatherShared(Group& group, const NanotfCall& what, int64_t place, const void* part,
-                  uint64_t part_bytes, uint64_t element_bytes, NanotfFragment* fragments,
-                  int64_t count, void** holds) {
+// Returns the memory of a place, made at first; nullptr on all ranks if there is none.
+std::shared_ptr<SharedValues> ValuesIn(Group& group, const NanotfCall& what, int64_t place,
+                                       const NanotfFragment* fragments, int64_t count) {
   // On several nodes each reads faster from memory of its own.
-  if (group.nodes() > 1) return false;
+  if (group.nodes() > 1) return nullptr;
   std::shared_ptr<SharedValues> values;
   if (!group.FindValues(place, &values)) {
     values = MapValues(group, what, fragments, count);
     group.KeepValues(place, values);
   }
-  if (!values || !values->Fits(fragments, count)) return false;
-  Call call(group, what, OfferOf(kNanotfOther), values->Free());
+  return values && values->Fits(fragments, count) ? values : nullptr;
+}
+
+// Waits for all ranks; returns a set of values that none of them holds, -1 if there is none.
+int FreeSet(Group& group, Call& call) {
   call.PostProduced(1);
   call.Meet();
   uint64_t free = ~uint64_t{0};
   for (int rank = 0; rank < group.size(); ++rank) free &= call.rows(rank);
-  if (free == 0) return false;
-  const int set = __builtin_ctzll(free);
+  return free == 0 ? -1 : __builtin_ctzll(free);
+}
+
+}  // namespace
+
+bool GatherShared(Group& group, const NanotfCall& what, int64_t place, const void* part,
+                  uint64_t part_bytes, uint64_t element_bytes, NanotfFragment* fragments,
+                  int64_t count, void** holds) {
+  const std::shared_ptr<SharedValues> values = ValuesIn(group, what, place, fragments, count);
+  if (!values) return false;
+  Call call(group, what, OfferOf(kNanotfOther), values->Free());
+  const int set = FreeSet(group, call);
+  if (set < 0) return false;
+  for (SharedValues::Behind& behind : values->behind) behind = {};
   for (int64_t i = 0; i < count; ++i) fragments[i].out = values->At(set, i);
   const Stream stream(fragments, count);
   const Chunk own = PartOf(group.rank(), group.size(), stream.bytes(), element_bytes);
@@ -597,6 +610,107 @@ void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t ro
     }
   };
   RunRounds(call, Rounds(bytes, size_of_chunk), produce, allocate_output, consume);
+}
+
+namespace {
+
+// Notes rows that a rank has changed. More of them than the rank has are all of them.
+void Note(SharedValues::Behind* behind, const NanotfRows& rows, int64_t own) {
+  if (!behind->are_known) return;
+  behind->are_known = static_cast<int64_t>(behind->rows.size()) + rows.count <= own;
+  if (behind->are_known) {
+    behind->rows.insert(behind->rows.end(), rows.indices, rows.indices + rows.count);
+  } else {
+    behind->rows.clear();
+  }
+}
+
+void CheckRows(const Group& group, const NanotfRows& rows, const Chunk& own) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const uint64_t at = static_cast<uint64_t>(rows.indices[i]) * rows.row_bytes;
+    if (rows.indices[i] < 0 || at < own.begin || at >= own.end) {
+      throw MakeFailure(kNanotfMisused, group.rank(),
+                        "update_rows replaces rows of the rank's own part. Received: row " +
+                            std::to_string(rows.indices[i]) + " from rank " +
+                            std::to_string(group.rank()));
+    }
+  }
+}
+
+void CopyRows(char* table, const NanotfRows& rows) {
+  const char* values = static_cast<const char*>(rows.values);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    memcpy(table + rows.indices[i] * rows.row_bytes, values + i * rows.row_bytes, rows.row_bytes);
+  }
+}
+
+template <typename T>
+std::vector<T> AllOf(Group& group, const NanotfCall& what, const T* in, uint64_t rows,
+                     uint64_t row_elements) {
+  std::vector<T> found;
+  struct Output {
+    std::vector<T>* found;
+    uint64_t row_elements;
+  } output{&found, row_elements};
+  AllGather(
+      group, what, in, rows, row_elements * sizeof(T),
+      [](void* context, uint64_t all, void** out) {
+        auto* made = static_cast<Output*>(context);
+        made->found->resize(all * made->row_elements);
+        *out = made->found->data();
+        return 0;
+      },
+      &output);
+  return found;
+}
+
+}  // namespace
+
+Hold* UpdateShared(Group& group, const NanotfCall& what, int64_t place, const NanotfRows& rows,
+                   NanotfFragment* table) {
+  const Chunk own = PartOf(group.rank(), group.size(), table->bytes, rows.row_bytes);
+  CheckRows(group, rows, own);
+  const std::shared_ptr<SharedValues> values = ValuesIn(group, what, place, table, 1);
+  if (!values) return nullptr;
+  Call call(group, what, OfferOf(kNanotfOther), values->Free());
+  const int set = FreeSet(group, call);
+  if (set < 0) return nullptr;
+  const char* before = static_cast<const char*>(table->in);
+  // What is noted is about the values of the last call; the table may have got others since.
+  const bool is_last = before == values->At(values->last, 0);
+  for (int i = 0; i < SharedValues::kSets; ++i) {
+    SharedValues::Behind& behind = values->behind[i];
+    if (!is_last) behind = {};
+    if (i != set) Note(&behind, rows, own.bytes() / rows.row_bytes);
+  }
+  SharedValues::Behind& behind = values->behind[set];
+  char* out = values->At(set, 0);
+  if (behind.are_known) {
+    for (const int64_t row : behind.rows) {
+      memcpy(out + row * rows.row_bytes, before + row * rows.row_bytes, rows.row_bytes);
+    }
+  } else {
+    memcpy(out + own.begin, before + own.begin, own.bytes());
+  }
+  CopyRows(out, rows);
+  behind.are_known = true;
+  behind.rows.clear();
+  values->last = set;
+  call.PostReduced(1);
+  call.AwaitReduced(1);
+  table->out = out;
+  return new Hold(values, set);
+}
+
+void UpdateRows(Group& group, const NanotfCall& what, const NanotfRows& rows,
+                const NanotfFragment& table) {
+  CheckRows(group, rows, PartOf(group.rank(), group.size(), table.bytes, rows.row_bytes));
+  const std::vector<int64_t> indices = AllOf(group, what, rows.indices, rows.count, 1);
+  const std::vector<char> all =
+      AllOf(group, what, static_cast<const char*>(rows.values), rows.count, rows.row_bytes);
+  if (table.out != table.in) memcpy(table.out, table.in, table.bytes);
+  CopyRows(static_cast<char*>(table.out),
+           {static_cast<int64_t>(indices.size()), rows.row_bytes, indices.data(), all.data()});
 }
 
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,

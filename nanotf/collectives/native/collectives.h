@@ -22,6 +22,12 @@ bool GatherShared(Group& group, const NanotfCall& what, int64_t place, const voi
                   int64_t count, void** holds);
 void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,
                uint64_t row_bytes, NanotfAllocate allocate, void* context);
+// Replaces rows of a table in memory that all ranks share: see nanotf_update_shared. Returns
+// nullptr, on all ranks, if there is no such memory or a rank still holds both sets of values.
+Hold* UpdateShared(Group& group, const NanotfCall& what, int64_t place, const NanotfRows& rows,
+                   NanotfFragment* table);
+void UpdateRows(Group& group, const NanotfCall& what, const NanotfRows& rows,
+                const NanotfFragment& table);
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,
                uint64_t bytes);
 void Barrier(Group& group, const NanotfCall& what);

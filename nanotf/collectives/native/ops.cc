@@ -289,6 +289,14 @@ void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
                                   tf().TensorByteSize(part.get()), run.failure()));
 }
 
+// Returns a tensor in memory that all ranks share, for as long as it is held.
+Tensor SharedTensor(const TypeInfo& info, const std::vector<int64_t>& dims,
+                    const NanotfFragment& values, void* hold) {
+  return Tensor(tf().NewTensor(
+      info.type, dims.data(), static_cast<int>(dims.size()), values.out, values.bytes,
+      [](void*, size_t, void* held) { nanotf_release(held); }, hold));
+}
+
 // Makes the outputs of ComputeGatherParts in memory that all ranks share; returns false if they
 // cannot be, or after an error.
 bool GatherShared(Execution* run, const Attributes& attributes, const Description& description,
@@ -311,10 +319,7 @@ bool GatherShared(Execution* run, const Attributes& attributes, const Descriptio
                                   run->failure()));
   if (!run->ok() || !shared) return false;
   for (size_t i = 0; i < fragments.size(); ++i) {
-    const Tensor output(tf().NewTensor(
-        info.type, dims[i].data(), static_cast<int>(dims[i].size()), fragments[i].out,
-        fragments[i].bytes, [](void*, size_t, void* hold) { nanotf_release(hold); }, holds[i]));
-    run->SetOutput(static_cast<int>(i), output);
+    run->SetOutput(static_cast<int>(i), SharedTensor(info, dims[i], fragments[i], holds[i]));
   }
   return true;
 }
@@ -357,6 +362,43 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   run.Check(nanotf_gather_parts(attributes.group, &call, tf().TensorData(part.get()),
                                 tf().TensorByteSize(part.get()), element_bytes, fragments.data(),
                                 count, run.failure()));
+}
+
+// Replaces rows (input 1 their indices, 2 their values) of a table (input 0).
+void ComputeUpdateRows(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Tensor table = run.Input(0);
+  if (!run.ok()) return;
+  const Tensor indices = run.Input(1);
+  if (!run.ok()) return;
+  const Tensor values = run.Input(2);
+  if (!run.ok()) return;
+  const std::vector<int64_t> dims = Dims(table.get());
+  const TypeInfo& info = InfoOf(tf().TensorType(table.get()));
+  Description description("update_rows");
+  description.Add(info, dims);
+  uint64_t row_bytes = info.bytes;
+  for (size_t i = 1; i < dims.size(); ++i) row_bytes *= static_cast<uint64_t>(dims[i]);
+  const NanotfRows rows = {Dims(indices.get())[0], row_bytes,
+                           static_cast<const int64_t*>(tf().TensorData(indices.get())),
+                           tf().TensorData(values.get())};
+  const NanotfCall call = description.Call(attributes.key);
+  NanotfFragment whole = {tf().TensorData(table.get()), nullptr, tf().TensorByteSize(table.get())};
+  if (attributes.place != 0) {
+    void* hold = nullptr;
+    run.Check(nanotf_update_shared(attributes.group, &call, attributes.place, &rows, &whole, &hold,
+                                   run.failure()));
+    if (!run.ok()) return;
+    if (hold) return run.SetOutput(0, SharedTensor(info, dims, whole, hold));
+  }
+  table = nullptr;  // so that its memory can be the output's
+  const Tensor output = run.OutputInPlace(0, 0, dims);
+  if (!run.ok()) return;
+  whole.out = tf().TensorData(output.get());
+  if (whole.out != whole.in) table = run.Input(0);
+  if (!run.ok()) return;
+  run.Check(nanotf_update_rows(attributes.group, &call, &rows, &whole, run.failure()));
 }
 
 void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
@@ -524,6 +566,13 @@ __attribute__((constructor)) void RegisterAll() {
        ShapesAfterFirst,
        CreateKernel<kPlace>,
        ComputeGatherParts},
+      {"NanotfUpdateRows",
+       {kMovable, "place: int"},
+       {"table: T", "indices: int64", "values: T"},
+       "updated: T",
+       SameShapes<2>,
+       CreateKernel<kPlace>,
+       ComputeUpdateRows},
       {"NanotfAllGather",
        {kMovable},
        {"tensor: T"},

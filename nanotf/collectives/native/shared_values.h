@@ -37,6 +37,15 @@ class SharedValues {
   // Returns where tensor `index` of a set lies.
   char* At(int set, int64_t index) const;
 
+  // This rank's rows of a table that have changed since a set was written, if these are all.
+  struct Behind {
+    bool are_known = false;
+    std::vector<int64_t> rows;
+  };
+  // Of the one call of the place that runs.
+  std::array<Behind, kSets> behind;
+  int last = 0;  // the set that was written last
+
  private:
   friend class Hold;
   SharedValues(char* base, std::vector<uint64_t> offsets, std::vector<uint64_t> bytes);

@@ -154,6 +154,20 @@ int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in, ui
   });
 }
 
+int nanotf_update_shared(int64_t handle, const NanotfCall* call, int64_t place,
+                         const NanotfRows* rows, NanotfFragment* table, void** hold,
+                         NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
+    *hold = nanotf::UpdateShared(group, *call, place, *rows, table);
+  });
+}
+
+int nanotf_update_rows(int64_t handle, const NanotfCall* call, const NanotfRows* rows,
+                       const NanotfFragment* table, NanotfFailure* failure) {
+  return Collective(handle, failure,
+                    [&](Group& group) { nanotf::UpdateRows(group, *call, *rows, *table); });
+}
+
 int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in, void* out,
                      uint64_t bytes, NanotfFailure* failure) {
   return Collective(handle, failure,

@@ -159,6 +159,26 @@ NANOTF_EXPORT int nanotf_drop_values(int64_t handle, int64_t place);
 NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in,
                                     uint64_t rows, uint64_t row_bytes, NanotfAllocate allocate,
                                     void* context, NanotfFailure* failure);
+// Rows that a rank replaces in a table. With P = rows of the table / ranks, rounded up, rank r may
+// replace up to P rows from r * P.
+typedef struct {
+  int64_t count;
+  uint64_t row_bytes;
+  const int64_t* indices;  // `count` rows of the table
+  const void* values;      // their new values; of a row that occurs twice, equal ones
+} NanotfRows;
+
+// Replaces the rows of all ranks in a table, `in` of the fragment, with equal values on all ranks;
+// writes the result to `out`, which may be `in`.
+NANOTF_EXPORT int nanotf_update_rows(int64_t handle, const NanotfCall* call, const NanotfRows* rows,
+                                     const NanotfFragment* table, NanotfFailure* failure);
+// The same in memory that all ranks map, see nanotf_gather_shared: sets `out` to the table there. A
+// rank copies its own rows, and of these those alone that have changed since the memory was
+// written.
+// `*hold` is null on all ranks if nothing is done.
+NANOTF_EXPORT int nanotf_update_shared(int64_t handle, const NanotfCall* call, int64_t place,
+                                       const NanotfRows* rows, NanotfFragment* table, void** hold,
+                                       NanotfFailure* failure);
 // Reads `in` only on the root and writes `out` on all others (and on the root if not null).
 NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in,
                                    void* out, uint64_t bytes, NanotfFailure* failure);
