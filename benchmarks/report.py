@@ -417,6 +417,21 @@ def install(result: Mapping[str, Any], shown: int = 8) -> str:
     return made + table(["distribution", "MB"], [[name, number(n / 1e6, 1)] for name, n in rows])
 
 
+def precisions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of models trained in several precisions, the first of each model's = 1."""
+    header = ["model, precision", "CPU of an epoch, s", "gain", "accuracy, mean", "least", "most"]
+    first = {row["model"]: row["seconds"] for row in reversed(rows)}
+    cells = []
+    for row in rows:
+        accuracies = row["accuracies"]
+        mean = sum(accuracies) / len(accuracies)
+        shown = [f"{each:.2%}" for each in (mean, min(accuracies), max(accuracies))]
+        seconds = row["seconds"]
+        gain = number(first[row["model"]] / seconds)
+        cells.append([f"{row['model']}, {row['way']}", number(seconds), gain, *shown])
+    return table(header, cells)
+
+
 def serving(found: Mapping[str, Any]) -> str:
     """Returns the tables of servers: at full load, and the times that clients saw of nanotf."""
     rows = found["rows"]

@@ -356,6 +356,17 @@ def test_the_report_shows_everything() -> None:
         assert part in text
 
 
+def test_precisions_are_compared_with_the_first_of_their_model() -> None:
+    found = [("CNN", "float32", 3.0), ("CNN", "policy", 2.0), ("MLP", "float32", 1.0)]
+    rows = [{"model": m, "way": w, "seconds": s, "accuracies": [0.5, 1.0]} for m, w, s in found]
+    _, _, *lines = report.precisions(rows).splitlines()
+    assert [line.split()[3:] for line in lines] == [
+        ["1.00", "75.00%", "50.00%", "100.00%"],
+        ["1.50", "75.00%", "50.00%", "100.00%"],
+        ["1.00", "75.00%", "50.00%", "100.00%"],
+    ]
+
+
 def test_the_largest_distributions_of_an_installation_and_nanotf() -> None:
     sizes = {"tiny": 1_000, "tensorflow": 900_000_000, "nanotf": 2_000_000, "numpy": 70_000_000}
     result = {"environment": 3.2, "seconds": 61.0, "sizes": sizes}
