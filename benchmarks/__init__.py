@@ -57,8 +57,9 @@ processes), `rounds` (schedules them), `timeline` and `ratios` (arithmetic), `go
 contestants' processes run `task` and one of `by_fit`, `by_strategy`, `by_peer`. `memory`,
 `start_up`, `collectives`, `hosts` (collectives between hosts), `records` (Pipe mode), `items` (many
 small models), `readers` (datasets decoded in Python), `partitions` (a model in parts), `bfloat16`
-(with its accuracy), `install` (pip, from a clone) and `serving` (`nanotf serve` against servers that users write, with `servers`,
-`web_servers`, `served_models` and `load_generator`) are separate measurements; `apart` gives them
-processes of their own. `report` and `chart` show the result. Code that runs in a contestant's
-process avoids features newer than Python 3.8, since a peer's interpreter is old.
+(with its accuracy), `install` (pip, from a clone) and `serving` (`nanotf serve` against servers
+that users write, with `servers`, `web_servers`, `served_models` and `load_generator`) are separate
+measurements; `apart` gives them processes of their own. `report` and `chart` show the result. Code
+that runs in a contestant's process avoids features newer than Python 3.8, since a peer's
+interpreter is old.
 """
