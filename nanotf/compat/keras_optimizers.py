@@ -15,6 +15,7 @@ Covers their variables and slots, and how they are built.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -203,6 +204,30 @@ def updates(optimizer: Any, variable: Any) -> bool:
     if is_legacy(optimizer) or not is_built(optimizer):
         return False
     return optimizer._var_key(variable) in generation().places_by_key(optimizer)
+
+
+@contextlib.contextmanager
+def updating_one_by_one(optimizer: Any) -> Iterator[None]:
+    """Makes an optimizer update its variables one after the other, in a graph, in this context.
+
+    Nothing else orders their updates. Adam's has temporary values of twice a variable's size, and
+    for all variables at once those would take as much memory as its slots.
+    """
+    tf, stock = require_tensorflow(), optimizer.update_step
+    last: list[Any] = []
+
+    def update_step(gradient: Any, variable: Any, *learning_rate: Any) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        begin = len(graph.get_operations())
+        with tf.control_dependencies(last):
+            stock(gradient, variable, *learning_rate)
+        last[:] = [tf.group(*graph.get_operations()[begin:])]
+
+    vars(optimizer)["update_step"] = update_step
+    try:
+        yield
+    finally:
+        del vars(optimizer)["update_step"]
 
 
 def build_for_training(model: Any, specs: Any) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context
+from nanotf.compat import eager_context, keras_optimizers
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.step_errors import python_operation
 from nanotf.errors import JobError, ModelError
@@ -114,7 +114,8 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
-        self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
+        with keras_optimizers.updating_one_by_one(self.optimizer):
+            self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
         with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 
