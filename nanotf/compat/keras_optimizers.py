@@ -19,10 +19,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_common, keras_compiling, keras_layers, keras_metrics
+from nanotf.compat import graphs, keras_common, keras_compiling, keras_layers, keras_metrics
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
+_LARGE = 1 << 16  # elements of a variable whose updates are worth an order
 _EXCLUDED = "_exclude_from_weight_decay"
 _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
 
@@ -207,21 +208,27 @@ def updates(optimizer: Any, variable: Any) -> bool:
 
 
 @contextlib.contextmanager
-def updating_one_by_one(optimizer: Any) -> Iterator[None]:
-    """Makes an optimizer update its variables one after the other, in a graph, in this context.
+def updating_in_order(optimizer: Any) -> Iterator[None]:
+    """Makes an optimizer's updates, in a graph, run one operation after the other in this context.
 
-    Nothing else orders their updates. Adam's has temporary values of twice a variable's size, and
-    for all variables at once those would take as much memory as its slots.
+    Nothing else orders them. Adam's update of a variable has temporary values of three times its
+    size, and those of all variables at once would take as much memory as weights and slots do. The
+    updates of small variables stay as they are.
     """
     tf, stock = require_tensorflow(), optimizer.update_step
     last: list[Any] = []
 
     def update_step(gradient: Any, variable: Any, *learning_rate: Any) -> None:
+        if variable.shape.num_elements() < _LARGE:
+            stock(gradient, variable, *learning_rate)
+            return
         graph = tf.compat.v1.get_default_graph()
         begin = len(graph.get_operations())
         with tf.control_dependencies(last):
             stock(gradient, variable, *learning_rate)
-        last[:] = [tf.group(*graph.get_operations()[begin:])]
+        made = graph.get_operations()[begin:]
+        graphs.run_in_order(made)
+        last[:] = made[-1:]
 
     vars(optimizer)["update_step"] = update_step
     try:

@@ -114,7 +114,7 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
-        with keras_optimizers.updating_one_by_one(self.optimizer):
+        with keras_optimizers.updating_in_order(self.optimizer):
             self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
         with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
@@ -166,7 +166,9 @@ class KerasModel(StepModel):
 
     def _make_steps(self) -> None:
         arguments, plain = ("x", "y", "sample_weight"), {"autograph": False}
-        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
+        self._get_gradients = PartitionedStep(
+            self._train_microbatch, Shares(*arguments), plain, summed=2
+        )
         self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
 
     # ------------------------------------------------------------------------------- loops

@@ -1,4 +1,4 @@
-"""Memory of this process: its peak, and what its variables take now."""
+"""Memory of this process: its peak, what it has now, and what its variables take."""
 
 from __future__ import annotations
 
@@ -19,8 +19,17 @@ def peak_bytes() -> int:
     forked this one. Counts libraries, and pages of memory that processes share, in each process
     that uses them.
     """
+    return _status("VmHWM")
+
+
+def private_bytes() -> int:
+    """Returns the bytes that this process has for itself, and no file has."""
+    return _status("RssAnon")
+
+
+def _status(name: str) -> int:
     status = pathlib.Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    (line,) = (line for line in status.splitlines() if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])  # in kB, see `man 5 proc_pid_status`
 
 
