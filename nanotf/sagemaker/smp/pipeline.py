@@ -33,9 +33,7 @@ from nanotf.sagemaker.smp.times import StepTimes
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
 
-def run(
-    function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: Results
-) -> None:
+def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: Results) -> None:
     """Traces a step.
 
     Args:

@@ -128,7 +128,7 @@ class PartitionedStep:
         parts, sums = graphs_of_key(*args, **kwargs)
         # The first call has made the variables.
         self._graphs[self._key()] = graphs_of_key
-        flat = tf.nest.flatten((parts, sums))  # empty: no gradients in a partition without variables
+        flat = tf.nest.flatten((parts, sums))  # empty: no gradients where there are no variables
         if flat and all(part is None for part in flat):
             raise ModelError(
                 "A step's function must return a tensor that depends on the model's output. "
