@@ -211,10 +211,13 @@ def updates(optimizer: Any, variable: Any) -> bool:
 def updating_in_order(optimizer: Any) -> Iterator[None]:
     """Makes an optimizer's updates, in a graph, run one operation after the other in this context.
 
-    Nothing else orders them. Adam's update of a variable has temporary values of three times its
+    Nothing else orders them. Adam's update of a variable has temporary values of several times its
     size, and those of all variables at once would take as much memory as weights and slots do. The
-    updates of small variables stay as they are.
+    updates of small variables stay as they are, and those of legacy optimizers.
     """
+    if is_legacy(optimizer):
+        yield
+        return
     tf, stock = require_tensorflow(), optimizer.update_step
     last: list[Any] = []
 
@@ -224,7 +227,7 @@ def updating_in_order(optimizer: Any) -> Iterator[None]:
             return
         graph = tf.compat.v1.get_default_graph()
         begin = len(graph.get_operations())
-        with tf.control_dependencies(last):
+        with tf.control_dependencies([op for op in last if op.graph is graph]):
             stock(gradient, variable, *learning_rate)
         made = graph.get_operations()[begin:]
         graphs.run_in_order(made)
