@@ -114,8 +114,10 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
+        pairs = [*zip(averaged, self.trainable_variables, strict=True)]
+        # The last layers' gradients come first, and each can be freed after its update.
         with keras_optimizers.updating_in_order(self.optimizer):
-            self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
+            self.optimizer.apply_gradients(reversed(pairs))
         with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 

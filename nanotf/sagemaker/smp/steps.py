@@ -125,7 +125,11 @@ class PartitionedStep:
             self._graphs.clear()
             self._models.clear()
         graphs_of_key = self._graphs.get(self._key()) or self._make()
-        parts, sums = graphs_of_key(*args, **kwargs)
+        call = graphs_of_key
+        if self._summed and not tf.executing_eagerly():
+            # A graph of its own would return no sum before all gradients are there.
+            call = graphs_of_key.python_function
+        parts, sums = call(*args, **kwargs)
         # The first call has made the variables.
         self._graphs[self._key()] = graphs_of_key
         flat = tf.nest.flatten((parts, sums))  # empty: no gradients where there are no variables
