@@ -25,7 +25,7 @@ def _ancestors(operation: Any) -> set[str]:
 
 
 def test_large_variables_are_updated_one_after_the_other() -> None:
-    """What the second update computes from its gradient waits for the first update's end."""
+    """The second update computes nothing from its gradient before the first one has ended."""
     numbers = np.random.default_rng(0).normal(size=(2, 256, 256)).astype("float32")
     results = []
     for in_order in (False, True):
