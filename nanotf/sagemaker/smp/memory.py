@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -19,18 +20,15 @@ def peak_bytes() -> int:
     forked this one. Counts libraries, and pages of memory that processes share, in each process
     that uses them.
     """
-    return _status("VmHWM")
+    status = pathlib.Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])  # in kB, see `man 5 proc_pid_status`
 
 
 def private_bytes() -> int:
-    """Returns the bytes that this process has for itself, and no file has."""
-    return _status("RssAnon")
-
-
-def _status(name: str) -> int:
-    status = pathlib.Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])  # in kB, see `man 5 proc_pid_status`
+    """Returns the bytes of this process's resident memory that no file has."""
+    _, resident, shared, *_ = map(int, pathlib.Path("/proc/self/statm").read_text().split())
+    return mmap.PAGESIZE * (resident - shared)
 
 
 def variable_bytes(weights: Iterable[Any]) -> tuple[int, int]:
