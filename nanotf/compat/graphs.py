@@ -10,7 +10,7 @@
 | `Operation.traceback`, `Operation._original_op`, AutoGraph's `__autograph_generated_file*.py` | the line of code that made an operation; for one of a gradient, the operation that it belongs to; AutoGraph does not map the lines of a gradient's function back |
 | `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
-| `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
+| `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in; the order of an optimizer's updates |
 | `Operation._gradient_function` | the gradient of a call of a `tf.function`; `prune` of `tf.compat.v1.wrap_function` copies operations without it |
 | `BaseResourceVariable._read_variable_op` | all that reads a variable calls it |
 | `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
@@ -23,6 +23,7 @@ import contextlib
 import contextvars
 import functools
 import importlib.util
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,17 @@ def keep_control_inputs(operation: Any, kept: Sequence[Any]) -> None:
     if len(kept) < len(operation.control_inputs):
         operation._remove_all_control_inputs()
         operation._add_control_inputs(list(kept))
+
+
+def run_in_order(operations: Sequence[Any]) -> None:
+    """Makes each of a graph's operations wait for the one before it.
+
+    Args:
+        operations: in the order in which they were made, so that none waits for a later one.
+    """
+    for before, operation in itertools.pairwise(operations):
+        if before not in operation.control_inputs:
+            operation._add_control_inputs([before])
 
 
 def take_gradients(copies: Any, graph: Any) -> None:

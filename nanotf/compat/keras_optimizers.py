@@ -15,13 +15,15 @@ Covers their variables and slots, and how they are built.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_common, keras_compiling, keras_layers, keras_metrics
+from nanotf.compat import graphs, keras_common, keras_compiling, keras_layers, keras_metrics
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 
+_LARGE = 1 << 16  # elements of a variable whose updates are worth an order
 _EXCLUDED = "_exclude_from_weight_decay"
 _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
 
@@ -201,6 +203,39 @@ def updates(optimizer: Any, variable: Any) -> bool:
     if is_legacy(optimizer) or not is_built(optimizer):
         return False
     return optimizer._var_key(variable) in generation().places_by_key(optimizer)
+
+
+@contextlib.contextmanager
+def updating_in_order(optimizer: Any) -> Iterator[None]:
+    """Makes an optimizer's updates, in a graph, run one operation after the other in this context.
+
+    Nothing else orders them. Adam's update of a variable has temporary values of several times its
+    size, and those of all variables at once would take as much memory as weights and slots do. The
+    updates of small variables stay as they are, and those of legacy optimizers.
+    """
+    if is_legacy(optimizer):
+        yield
+        return
+    tf, stock = require_tensorflow(), optimizer.update_step
+    last: list[Any] = []
+
+    def update_step(gradient: Any, variable: Any, *learning_rate: Any) -> None:
+        if variable.shape.num_elements() < _LARGE:
+            stock(gradient, variable, *learning_rate)
+            return
+        graph = tf.compat.v1.get_default_graph()
+        begin = len(graph.get_operations())
+        with tf.control_dependencies([op for op in last if op.graph is graph]):
+            stock(gradient, variable, *learning_rate)
+        made = graph.get_operations()[begin:]
+        graphs.run_in_order(made)
+        last[:] = made[-1:]
+
+    vars(optimizer)["update_step"] = update_step
+    try:
+        yield
+    finally:
+        del vars(optimizer)["update_step"]
 
 
 def build_for_training(model: Any, specs: Any) -> None:

@@ -212,35 +212,24 @@ def share(variable: Any, array: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=of_replicas[0].handle, value=value)
 
 
-def move(variable: Any, array: np.ndarray[Any, Any]) -> None:
-    """Lets a variable share a read-only array's memory, and returns its own to the system.
+_PIECE = 1 << 22  # bytes
 
-    TensorFlow's allocator with oneDNN keeps the memory that it frees.
+
+def return_freed(nbytes: int) -> None:
+    """Returns memory that tensors have freed to the system.
+
+    TensorFlow's allocator with oneDNN keeps such memory, and gives it to the next tensors. So this
+    makes some without values, and drops their pages.
+
+    Args:
+        nbytes: at most; more than was freed takes addresses, and no memory.
     """
-    tf = require_tensorflow()
-    before = uninitialized(variable.shape, variable.dtype)
-    tf.raw_ops.AssignVariableOp(resource=before.handle, value=read(variable))
-    share(variable, array)
-    if not (variable.dtype.is_floating and pages.can_drop(array.nbytes)):
+    if not pages.can_drop(_PIECE):
         return
-    address = _address(before)
-    if address in _shared:
-        return  # not TensorFlow's: it would make a copy to add to
-    zeros = pages.zeros(array.nbytes).view(array.dtype)
-    # TensorFlow adds in place if nothing else refers to the memory, such as a tensor of the user's.
-    tf.raw_ops.AssignAddVariableOp(
-        resource=before.handle, value=_sharing(zeros.reshape(array.shape), variable.dtype)
-    )
-    if _address(before) == address:
-        pages.drop(address, array.nbytes)
-
-
-# By address, the arrays whose memory variables share, while tensors refer to them.
-_shared: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
-
-
-def _address(variable: Any) -> int:
-    return _address_of(array_of(variable))
+    tf = require_tensorflow()
+    made = [tf.raw_ops.Empty(shape=[_PIECE], dtype=tf.uint8) for _ in range(nbytes // _PIECE)]
+    for piece in made:
+        pages.drop(_address_of(np.frombuffer(piece, np.uint8)), _PIECE)
 
 
 def _address_of(array: np.ndarray[Any, Any]) -> int:
@@ -253,7 +242,6 @@ def _sharing(array: np.ndarray[Any, Any], dtype: Any) -> Any:
     from tensorflow.python.eager import context
     from tensorflow.python.framework import ops
 
-    _shared[_address_of(array)] = array
     device = context.context().device_name
     return ops.EagerTensor(array, device, dtype.as_datatype_enum)
 

@@ -1,4 +1,4 @@
-"""Pages of memory that take no room."""
+"""Pages of memory, returned to the system."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ import ctypes
 import mmap
 import sys
 
-import numpy as np
-
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
-def zeros(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Returns read-only bytes of 0 that are the system's page of zeros again and again."""
-    found = np.frombuffer(mmap.mmap(-1, nbytes, flags=_PRIVATE), np.uint8)
-    found.flags.writeable = False
-    return found
 
 
 def can_drop(nbytes: int) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context
+from nanotf.compat import eager_context, keras_optimizers
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.step_errors import python_operation
 from nanotf.errors import JobError, ModelError
@@ -114,7 +114,10 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
-        self.optimizer.apply_gradients(zip(averaged, self.trainable_variables, strict=True))
+        pairs = [*zip(averaged, self.trainable_variables, strict=True)]
+        # The last layers' gradients come first, and each can be freed after its update.
+        with keras_optimizers.updating_in_order(self.optimizer):
+            self.optimizer.apply_gradients(reversed(pairs))
         with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 
@@ -165,7 +168,9 @@ class KerasModel(StepModel):
 
     def _make_steps(self) -> None:
         arguments, plain = ("x", "y", "sample_weight"), {"autograph": False}
-        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
+        self._get_gradients = PartitionedStep(
+            self._train_microbatch, Shares(*arguments), plain, summed=2
+        )
         self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
 
     # ------------------------------------------------------------------------------- loops

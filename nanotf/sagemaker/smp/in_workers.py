@@ -14,6 +14,7 @@ train, and a call that fails changes neither.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ from nanotf.parent.map import joint_items
 from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
-from nanotf.sagemaker.smp import keras_checks, rank_groups, runtime, step_report
+from nanotf.sagemaker.smp import keras_checks, memory, rank_groups, runtime, step_report
 from nanotf.sagemaker.smp.from_keras import KerasModel
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
@@ -202,13 +203,9 @@ class WorkersModel:
         Args:
             moved: returns the array there for one that lies in this process.
         """
-        for variable in map(tf_variable, self.original.variables):
-            if holds_numbers(variable):
-                own = values.array_of(variable)
-                shared = moved(own)
-                if shared is not own:
-                    del own  # which would count as somebody else's
-                    values.move(variable, shared)
+        variables = filter(holds_numbers, map(tf_variable, self.original.variables))
+        freed = sum(_move(variable, moved) for variable in variables)
+        values.return_freed(2 * freed)  # what has made the values has left as much, at most
         for slots in self._state.slots.values():
             for number, array in slots.items():
                 slots[number] = moved(array)
@@ -262,6 +259,16 @@ def _check_data(given: Mapping[str, Any]) -> None:
             )
 
 
+def _move(variable: Any, moved: Callable[[Array], Array]) -> int:
+    """Moves a variable's value; returns the bytes that it takes no more. See `WorkersModel`."""
+    own = values.array_of(variable)
+    shared = moved(own)
+    if shared is own:
+        return 0
+    values.share(variable, shared)
+    return own.nbytes
+
+
 def _own(value: Any) -> Any:
     """Returns a copy of an array that lies in shared memory, for the user."""
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -309,6 +316,7 @@ def run_rank(
     inbox, *outboxes = descriptors
     mailbox = Mailbox(MailboxSpec(rank, size, inbox, tuple(outboxes)))
     runtime.enter(mailbox)
+    _private_at_first()
     try:
         runtime.init(dict(config))
         part = KerasModel(model)
@@ -322,6 +330,10 @@ def run_rank(
     finally:
         runtime.enter(None)
         mailbox.close()
+
+
+# The private bytes of this process before its first call: what TensorFlow has allocated came later.
+_private_at_first = functools.cache(memory.private_bytes)
 
 
 def _numbers(part: KerasModel, which: str) -> list[int]:
@@ -342,6 +354,8 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
         for slot, number in zip(slots, numbers, strict=True):
             values.share(tf_variable(slot), state.slots[name][number])
+    # The steps' tensors will not all lie where those of the last call did.
+    values.return_freed(memory.private_bytes() - _private_at_first())
     for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
 

@@ -1,8 +1,9 @@
-"""Memory of this process: its peak, and what its variables take now."""
+"""Memory of this process: its peak, what it has now, and what its variables take."""
 
 from __future__ import annotations
 
 import gc
+import mmap
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,12 @@ def peak_bytes() -> int:
     status = pathlib.Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])  # in kB, see `man 5 proc_pid_status`
+
+
+def private_bytes() -> int:
+    """Returns the bytes of this process's resident memory that no file has."""
+    _, resident, shared, *_ = map(int, pathlib.Path("/proc/self/statm").read_text().split())
+    return mmap.PAGESIZE * (resident - shared)
 
 
 def variable_bytes(weights: Iterable[Any]) -> tuple[int, int]:

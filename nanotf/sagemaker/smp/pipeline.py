@@ -27,19 +27,18 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.exchange import Line
 from nanotf.sagemaker.smp.microbatch_passes import MicrobatchPass
+from nanotf.sagemaker.smp.step_output import Results
 from nanotf.sagemaker.smp.times import StepTimes
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
 
-def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[Any]:
+def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: Results) -> None:
     """Traces a step.
 
     Args:
         parts: the positional and the keyword arguments of each microbatch.
-
-    Returns:
-        The function's result for each microbatch.
+        results: get the function's results for each microbatch.
 
     Raises:
         UnavailableError: The function calls a model more than once.
@@ -70,8 +69,11 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
                     made = MicrobatchPass(*parts_of_call, line, tag, microbatch)
                     made.forward()
                     passes[microbatch] = made
-            elif microbatch in passes:
-                _continue(body, passes[microbatch], tag)
+            else:
+                if microbatch in passes:
+                    _continue(body, passes[microbatch], tag)
+                results.add(_tensors(body.result))
+                line.waits_for(results.sums)
     finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
@@ -84,8 +86,7 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
         for microbatch, made in sorted(passes.items())
         for what, tensors in list(made.seen.items())[place : place + 1]
     }
-    with tf.control_dependencies([exchange.compare(f"step{number}.seen", seen)]):
-        return [_tensors(body.result) for body in found]
+    exchange.compare(f"step{number}.seen", seen)  # an operation with effects, so it runs
 
 
 def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:

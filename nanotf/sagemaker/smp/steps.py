@@ -28,7 +28,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import exchange, partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
-from nanotf.sagemaker.smp.step_output import StepOutput
+from nanotf.sagemaker.smp.step_output import Results, StepOutput
 from nanotf.tracebacks import raising_at_the_call
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
@@ -102,12 +102,18 @@ class PartitionedStep:
         function: the user's.
         slicing: splits the function's arguments.
         options: arguments of `tf.function`.
+        summed: see `Results`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], slicing: Slicing | Shares, options: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        slicing: Slicing | Shares,
+        options: dict[str, Any],
+        summed: int = 0,
     ) -> None:
         self._function, self._slicing, self._options = function, slicing, options
+        self._summed = summed
         self._config: Any = None  # of the call of `init` for which the graphs were made
         self._graphs: dict[Any, Any] = {}  # by what the models train: `_key`
         # Those that the function has called.
@@ -119,16 +125,20 @@ class PartitionedStep:
             self._graphs.clear()
             self._models.clear()
         graphs_of_key = self._graphs.get(self._key()) or self._make()
-        results = graphs_of_key(*args, **kwargs)
+        call = graphs_of_key
+        if self._summed and not tf.executing_eagerly():
+            # A graph of its own would return no sum before all gradients are there.
+            call = graphs_of_key.python_function
+        parts, sums = call(*args, **kwargs)
         # The first call has made the variables.
         self._graphs[self._key()] = graphs_of_key
-        flat = tf.nest.flatten(results)  # empty: no gradients in a partition without variables
+        flat = tf.nest.flatten((parts, sums))  # empty: no gradients where there are no variables
         if flat and all(part is None for part in flat):
             raise ModelError(
                 "A step's function must return a tensor that depends on the model's output. "
                 f"Received: {self._function.__name__} returns None."
             )
-        return tf.nest.map_structure(_output, *results)
+        return tf.nest.map_structure(_output, sums, *parts)
 
     def _check_options(self) -> None:
         if self._options.get("jit_compile") and runtime.is_rank():
@@ -160,16 +170,20 @@ class PartitionedStep:
         traces = _BodyTraces(body) if runtime.mp_size() == 1 else None
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
-        def microbatches(*batch: Any, **named: Any) -> list[Any]:
+        def microbatches(*batch: Any, **named: Any) -> tuple[list[Any], Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
-            results = pipeline.run(body, parts) if traces is None else _one_by_one(traces, parts)
+            results = Results(self._summed)
+            if traces is None:
+                pipeline.run(body, parts, results)
+            else:
+                _one_by_one(traces, parts, results)
             models = list(self._models)  # in the order of their calls, on all copies
             replicas.average_states(models, self._written(models))
             # While the step is traced: the models are built, and nothing has computed yet.
             with tf.init_scope():
                 replicas.equalize(models)
                 runtime.run_hooks()
-            return results
+            return results.parts, results.sums
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
         return tf.function(microbatches, autograph=False, **of_all)
@@ -221,15 +235,15 @@ class _BodyTraces:
         return results
 
 
-def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
+def _one_by_one(traces: _BodyTraces, parts: Sequence[Any], results: Results) -> None:
     """Calls a step's function for each microbatch, once the one before has ended."""
-    line, results = exchange.Line(), list[Any]()
+    line = exchange.Line()
     for microbatch, part in enumerate(parts):
         args, kwargs = line.copies(part)
         with line.following():
-            results.append(traces.of(microbatch)(*args, **kwargs))
-        line.ends_with(results[-1])
-    return results
+            result = traces.of(microbatch)(*args, **kwargs)
+        results.add(result)
+        line.ends_with((result, results.sums))
 
 
 def _applying_none(stock: Any, _: Any) -> Any:
@@ -277,8 +291,8 @@ TABLE = (
 )
 
 
-def _output(*parts: Any) -> StepOutput | None:
-    return None if parts[0] is None else StepOutput(parts)
+def _output(total: Any, *parts: Any) -> StepOutput | None:
+    return None if total is None and parts[0] is None else StepOutput(parts, total)
 
 
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
