@@ -27,13 +27,15 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.exchange import Line
 from nanotf.sagemaker.smp.microbatch_passes import MicrobatchPass
-from nanotf.sagemaker.smp.step_output import Results
+from nanotf.sagemaker.smp.step_output import StepResults
 from nanotf.sagemaker.smp.times import StepTimes
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
 
-def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: Results) -> None:
+def run(
+    function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: StepResults
+) -> None:
     """Traces a step.
 
     Args:

@@ -99,7 +99,7 @@ class StepOutput:
         return tf.concat(self.outputs, axis=0)
 
 
-class Results:
+class StepResults:
     """The results of a step's function, as microbatches give them.
 
     A graph returns its results once all its operations with side effects have run. So what a step

@@ -28,7 +28,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import exchange, partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
-from nanotf.sagemaker.smp.step_output import Results, StepOutput
+from nanotf.sagemaker.smp.step_output import StepResults, StepOutput
 from nanotf.tracebacks import raising_at_the_call
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
@@ -102,7 +102,7 @@ class PartitionedStep:
         function: the user's.
         slicing: splits the function's arguments.
         options: arguments of `tf.function`.
-        summed: see `Results`.
+        summed: see `StepResults`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PartitionedStep:
 
         def microbatches(*batch: Any, **named: Any) -> tuple[list[Any], Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
-            results = Results(self._summed)
+            results = StepResults(self._summed)
             if traces is None:
                 pipeline.run(body, parts, results)
             else:
@@ -235,7 +235,7 @@ class _BodyTraces:
         return results
 
 
-def _one_by_one(traces: _BodyTraces, parts: Sequence[Any], results: Results) -> None:
+def _one_by_one(traces: _BodyTraces, parts: Sequence[Any], results: StepResults) -> None:
     """Calls a step's function for each microbatch, once the one before has ended."""
     line = exchange.Line()
     for microbatch, part in enumerate(parts):
