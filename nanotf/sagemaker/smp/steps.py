@@ -28,7 +28,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import exchange, partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
-from nanotf.sagemaker.smp.step_output import StepResults, StepOutput
+from nanotf.sagemaker.smp.step_output import StepOutput, StepResults
 from nanotf.tracebacks import raising_at_the_call
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
