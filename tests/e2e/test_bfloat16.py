@@ -105,11 +105,10 @@ def test_exact_sums(policy: str, optimizer: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_updates_are_divided_as_with_other_dtypes(policy: str) -> None:
     _set_policy(policy)
-    for name, divided in (("momentum", True), ("Adam", True), ("SGD", False)):
+    for name in OPTIMIZERS:
         model = _linear(name)
         keras_optimizers.build_optimizer(model)
-        shards = OptimizerShards.of(model, keras_optimizers.training_variables(model))
-        assert (shards is not None) == divided
+        assert OptimizerShards.of(model, keras_optimizers.training_variables(model)) is not None
 
 
 def _tensors(x: Any, y: Any) -> Any:
