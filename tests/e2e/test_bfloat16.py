@@ -55,8 +55,8 @@ def product(y_true: Any, y_pred: Any) -> Any:
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: tf.keras.optimizers.SGD(2.0**-7),
-    "momentum": lambda: tf.keras.optimizers.SGD(2.0**-7, momentum=0.5),  # divided
-    "Adam": lambda: tf.keras.optimizers.Adam(2.0**-7),  # divided
+    "momentum": lambda: tf.keras.optimizers.SGD(2.0**-7, momentum=0.5),
+    "Adam": lambda: tf.keras.optimizers.Adam(2.0**-7),
 }
 
 
