@@ -61,7 +61,6 @@ class OptimizerShards:
     dense: Divided  # the variables that are divided as one vector
     tables: Divided  # the variables that are each divided by rows
     refresh: bool  # whether anything besides the optimizer may change the variables
-    by_touch: bool  # whether a sparse gradient changes only the rows that it names
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
@@ -102,14 +101,14 @@ class OptimizerShards:
             keras_common.is_keras_own(type(layer))
             for layer in [model, *keras_layers.layers_below(model)]
         )
-        by_touch = _changes_named_rows_alone(optimizer)
         large = {id(v) for v in trainable if v.shape.num_elements() >= _SMALLEST}
         # To refresh whole tables would cost more than it saves.
+        by_touch = _changes_named_rows_alone(optimizer)
         tables = divided(set() if by_touch and refresh else of_embeddings & large)
         elements = sum(int(v.shape.num_elements()) for v in dense.of(trainable))
         if elements < _SMALLEST and not tables.trainable:
             return None
-        return cls(dense, tables, refresh, by_touch)
+        return cls(dense, tables, refresh)
 
 
 def _is_known(optimizer: type) -> bool:
@@ -188,8 +187,8 @@ class ShardedUpdate:
             tf.zeros([self.bounds[1] - self.bounds[0]], dense[0].dtype), "part"
         )
         tables = [keras_common.tf_variable(v) for v in shards.tables.of(trainable)]
-        sums = isinstance(optimizer, SummedRows)
-        self._tables = [_TablePart(strategy, v, sums, shards.by_touch) for v in tables]
+        ways = isinstance(optimizer, SummedRows), _changes_named_rows_alone(optimizer)
+        self._tables = [_TablePart(strategy, v, *ways) for v in tables]
         self.divided = [*dense, *tables]
         self.alike = [] if shards.refresh else self.divided
         # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
@@ -305,7 +304,7 @@ class _TablePart:
         strategy: `strategy.WorkerStrategy` with a group.
         table: `tf.Variable`.
         sums: whether the optimizer takes each row's gradient as a sum; each worker can send sums.
-        by_touch: see `OptimizerShards`.
+        by_touch: whether a sparse gradient changes only the rows that it names.
 
     Attributes:
         part: the Keras variable that holds these rows.
@@ -350,7 +349,7 @@ class _TablePart:
         tf = require_tensorflow()
         part = keras_common.tf_variable(self.part)
         if self._by_touch and isinstance(gradient, tf.IndexedSlices):
-            rows = tf.cast(gradient.indices, tf.int64)
+            rows = tf.unique(tf.cast(gradient.indices, tf.int64))[0]
             values = tf.gather(part, rows)
             self._strategy.update_rows(table, rows + self._bounds[0], values, self._place)
         else:

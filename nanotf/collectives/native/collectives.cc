@@ -644,26 +644,6 @@ void CopyRows(char* table, const NanotfRows& rows) {
   }
 }
 
-template <typename T>
-std::vector<T> AllOf(Group& group, const NanotfCall& what, const T* in, uint64_t rows,
-                     uint64_t row_elements) {
-  std::vector<T> found;
-  struct Output {
-    std::vector<T>* found;
-    uint64_t row_elements;
-  } output{&found, row_elements};
-  AllGather(
-      group, what, in, rows, row_elements * sizeof(T),
-      [](void* context, uint64_t all, void** out) {
-        auto* made = static_cast<Output*>(context);
-        made->found->resize(all * made->row_elements);
-        *out = made->found->data();
-        return 0;
-      },
-      &output);
-  return found;
-}
-
 }  // namespace
 
 Hold* UpdateShared(Group& group, const NanotfCall& what, int64_t place, const NanotfRows& rows,
@@ -704,13 +684,12 @@ Hold* UpdateShared(Group& group, const NanotfCall& what, int64_t place, const Na
 
 void UpdateRows(Group& group, const NanotfCall& what, const NanotfRows& rows,
                 const NanotfFragment& table) {
-  CheckRows(group, rows, PartOf(group.rank(), group.size(), table.bytes, rows.row_bytes));
-  const std::vector<int64_t> indices = AllOf(group, what, rows.indices, rows.count, 1);
-  const std::vector<char> all =
-      AllOf(group, what, static_cast<const char*>(rows.values), rows.count, rows.row_bytes);
-  if (table.out != table.in) memcpy(table.out, table.in, table.bytes);
-  CopyRows(static_cast<char*>(table.out),
-           {static_cast<int64_t>(indices.size()), rows.row_bytes, indices.data(), all.data()});
+  const Chunk own = PartOf(group.rank(), group.size(), table.bytes, rows.row_bytes);
+  CheckRows(group, rows, own);
+  char* out = static_cast<char*>(table.out);
+  memcpy(out, table.in, table.bytes);
+  CopyRows(out, rows);
+  GatherParts(group, what, out + own.begin, own.bytes(), rows.row_bytes, &table, 1);
 }
 
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,

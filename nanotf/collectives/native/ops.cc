@@ -1,6 +1,6 @@
 // TensorFlow ops for the collectives of shm.h: NanotfAllReduce, NanotfReduceScatter,
-// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier. NanotfStamp only reads the
-// clock.
+// NanotfGatherParts, NanotfUpdateRows, NanotfAllGather, NanotfBroadcast, NanotfBarrier. NanotfStamp
+// only reads the clock.
 //
 // They are stateful: TensorFlow then does not drop, merge or precompute them, and keeps them in
 // tf.function's order of tracing. NanotfSum, an all-reduce, and NanotfJoin, an all-gather, are
@@ -368,7 +368,7 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
 void ComputeUpdateRows(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
-  Tensor table = run.Input(0);
+  const Tensor table = run.Input(0);
   if (!run.ok()) return;
   const Tensor indices = run.Input(1);
   if (!run.ok()) return;
@@ -380,7 +380,13 @@ void ComputeUpdateRows(void* kernel, TF_OpKernelContext* context) {
   description.Add(info, dims);
   uint64_t row_bytes = info.bytes;
   for (size_t i = 1; i < dims.size(); ++i) row_bytes *= static_cast<uint64_t>(dims[i]);
-  const NanotfRows rows = {Dims(indices.get())[0], row_bytes,
+  const uint64_t count = tf().TensorByteSize(indices.get()) / sizeof(int64_t);
+  if (dims.empty() || row_bytes == 0 || tf().TensorByteSize(values.get()) != count * row_bytes) {
+    return run.Fail(
+        "nanotf collective: update_rows needs a table with rows, and a row of values for each "
+        "index.");
+  }
+  const NanotfRows rows = {static_cast<int64_t>(count), row_bytes,
                            static_cast<const int64_t*>(tf().TensorData(indices.get())),
                            tf().TensorData(values.get())};
   const NanotfCall call = description.Call(attributes.key);
@@ -392,12 +398,9 @@ void ComputeUpdateRows(void* kernel, TF_OpKernelContext* context) {
     if (!run.ok()) return;
     if (hold) return run.SetOutput(0, SharedTensor(info, dims, whole, hold));
   }
-  table = nullptr;  // so that its memory can be the output's
-  const Tensor output = run.OutputInPlace(0, 0, dims);
+  const Tensor output = run.Output(0, table, dims);
   if (!run.ok()) return;
   whole.out = tf().TensorData(output.get());
-  if (whole.out != whole.in) table = run.Input(0);
-  if (!run.ok()) return;
   run.Check(nanotf_update_rows(attributes.group, &call, &rows, &whole, run.failure()));
 }
 

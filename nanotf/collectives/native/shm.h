@@ -169,7 +169,7 @@ typedef struct {
 } NanotfRows;
 
 // Replaces the rows of all ranks in a table, `in` of the fragment, with equal values on all ranks;
-// writes the result to `out`, which may be `in`.
+// writes the result to `out`.
 NANOTF_EXPORT int nanotf_update_rows(int64_t handle, const NanotfCall* call, const NanotfRows* rows,
                                      const NanotfFragment* table, NanotfFailure* failure);
 // The same in memory that all ranks map, see nanotf_gather_shared: sets `out` to the table there. A
