@@ -13,9 +13,7 @@ from parity import assert_same_state, fit_both
 from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
-from nanotf.machine import topology
 from nanotf.optimizers import SparseAdam
-from nanotf.pool import warm
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
@@ -99,21 +97,6 @@ def test_tables_of_embeddings(float64: None, name: str) -> None:
     assert shards is not None and shards.tables.trainable == (0,)
     x, y = data()
     fit_both(make, x=x * 10, y=y, batch_size=16, epochs=3)
-
-
-@pytest.mark.own_pool
-def test_tables_where_no_memory_is_shared(float64: None, monkeypatch: Any) -> None:
-    """As on a machine with several NUMA nodes."""
-    monkeypatch.setattr(topology.Plan, "like_nodes", lambda self: 2)
-    warm.end_pool()
-    x, y = data()
-    try:
-        for name in ("SGD", "SparseAdam"):
-            fit_both(
-                lambda name=name: model_of(DIVIDED[name](), tokens=91), x=x * 10, y=y, batch_size=16
-            )
-    finally:
-        warm.end_pool()
 
 
 class Tied(Model):  # type: ignore[misc]

@@ -16,7 +16,8 @@ import nanotf
 
 pytestmark = pytest.mark.own_pool
 
-# With Adam, the update is divided: gradients take a reduce-scatter, weights a gather.
+# With Adam, the update is divided: gradients take a reduce-scatter, weights a gather. With SGD,
+# workers exchange the rows of a table that each has changed.
 SCRIPT = """
 import json
 import numpy as np
@@ -28,7 +29,13 @@ for n in (None, 2):
     model = Sequential([layers.Input((2,)), layers.Dense(1, kernel_initializer="ones")])
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
     history = model.fit(x, x[:, 0], epochs=2, shuffle=False, verbose=0, num_processes=n)
-    print(json.dumps(history.history["loss"]))
+    tf.keras.utils.set_random_seed(5)
+    table = layers.Embedding(91, 17)
+    lookup = Sequential([layers.Input((2,), dtype="int32"), table, layers.Flatten(), layers.Dense(1)])
+    lookup.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    rows = (x * 80).astype("int32")
+    losses = lookup.fit(rows, x[:, 0], epochs=3, shuffle=False, verbose=0, num_processes=n)
+    print(json.dumps(history.history["loss"] + losses.history["loss"]))
 report = history.nanotf
 print(json.dumps([[worker.communication, worker.input] for worker in report.workers]))
 print("Not measured here: input." in str(report))
