@@ -572,7 +572,8 @@ def test_data_that_are_not_there(folder: pathlib.Path) -> None:
     state = follow.wait(job)
     assert state.status == "Failed"
     assert str(state.failure_reason).startswith("The data must exist. Received: local://")
-    assert job.supervisor_log.read_text().startswith("Traceback")
+    log = job.supervisor_log  # written after the final state
+    wait_until(lambda: log.read_text().startswith("Traceback"), "a traceback in the log")
 
 
 PIPES = """
