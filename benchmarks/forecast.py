@@ -1,6 +1,7 @@
 """Forecast for machines with more cores than this one: `python -m benchmarks.forecast`.
 
-A calculation, not a measurement. Its inputs are measured here, for each model:
+A calculation, not a measurement, and up to 4.6 times too much for models that one process spreads
+over many cores (docs/explanation/measurements.md). Its inputs are measured here, for each model:
 
 - `t(B) = f + r B`: the time of a step of B rows in one process on one core, from two batch sizes;
 - `s`: the part of it that more threads do not shorten, from the same step on all cores C of this
