@@ -222,12 +222,16 @@ def return_freed(nbytes: int) -> None:
     makes some without values, and drops their pages.
 
     Args:
-        nbytes: at most; more than was freed takes addresses, and no memory.
+        nbytes: at most; more than was freed takes addresses, as far as there are some, and no
+            memory.
     """
     if not pages.can_drop(_PIECE):
         return
     tf = require_tensorflow()
-    made = [tf.raw_ops.Empty(shape=[_PIECE], dtype=tf.uint8) for _ in range(nbytes // _PIECE)]
+    made: list[Any] = []
+    with contextlib.suppress(tf.errors.ResourceExhaustedError):  # no more addresses (ulimit -v)
+        for _ in range(nbytes // _PIECE):
+            made.append(tf.raw_ops.Empty(shape=[_PIECE], dtype=tf.uint8))
     for piece in made:
         pages.drop(_address_of(np.frombuffer(piece, np.uint8)), _PIECE)
 

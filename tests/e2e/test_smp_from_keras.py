@@ -15,6 +15,7 @@ from processes import run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
+from nanotf.compat import keras_optimizers
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -52,6 +53,22 @@ def test_a_script_of_ranks(partitions: int, tmp_path: pathlib.Path) -> None:
     done = run_ranks(PROGRAM, str(tmp_path), str(partitions))
     for rank in (0, 1):
         assert f"rank {rank}: done" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.both_generations
+def test_slots_are_in_the_order_of_the_variables() -> None:
+    """Keras saves and restores an optimizer's variables in this order."""
+    smp.init({"partitions": 1, "microbatches": 2})
+    layers, shapes = tf.keras.layers, []
+    for is_divided in (False, True):
+        model = tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(5), layers.Dense(2)])
+        if is_divided:
+            model = smp.DistributedModel.from_keras(model)
+        model.compile("adam", "mse")
+        model.fit(np.ones((8, 3)), np.ones((8, 2)), batch_size=4, verbose=0)
+        variables = keras_optimizers.optimizer_variables(model.optimizer)
+        shapes.append([tuple(each.shape) for each in variables])
+    assert shapes[0] == shapes[1]
 
 
 def _dense(**options: object) -> tf.keras.Model:

@@ -114,6 +114,8 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
+        with tf.init_scope():  # before the update, which has the variables in another order
+            keras_optimizers.build_optimizer(self)
         pairs = [*zip(averaged, self.trainable_variables, strict=True)]
         # The last layers' gradients come first, and each can be freed after its update.
         with keras_optimizers.updating_in_order(self.optimizer):
