@@ -30,25 +30,27 @@ WAYS = (  # partitions, microbatches, pipeline
 )
 
 
-def compare(units: int, rows: int) -> list[dict[str, Any]]:
+def compare(units: int, rows: int, layers: int) -> list[dict[str, Any]]:
     """Trains in each way.
 
     Args:
         units: int, of each layer.
         rows: int, of a batch.
+        layers: int, of the model, and a small last one.
 
     Returns:
         list of dict, for each way: `partitions`, `microbatches`, `pipeline` (None with one
         partition), `seconds` (median) and `fastest` of a step; lists by rank of bytes: `weights`,
         `others` (slots and all other variables) and `peaks`.
     """
+    size = units, rows, layers
     return [
-        apart.run("nanotf", "run", "--smp", "-n", partitions, SCRIPT, partitions, *how, units, rows)
+        apart.run("nanotf", "run", "--smp", "-n", partitions, SCRIPT, partitions, *how, *size)
         for partitions, *how in WAYS
     ]
 
 
-def compare_memory(units: int, rows: int) -> list[dict[str, Any]]:
+def compare_memory(units: int, rows: int, layers: int) -> list[dict[str, Any]]:
     """Trains in plain scripts; see `compare` for the arguments.
 
     Returns:
@@ -57,7 +59,7 @@ def compare_memory(units: int, rows: int) -> list[dict[str, Any]]:
         script's own while it trains; `shared`, which processes map.
     """
     module = "benchmarks.partitions_memory"
-    return [apart.run(module, *how, units, rows) for how in PLAIN_SCRIPTS]
+    return [apart.run(module, *how, units, rows, layers) for how in PLAIN_SCRIPTS]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,17 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.partitions", description=__doc__)
     parser.add_argument("--units", type=int, default=2048, help="of each layer, default 2048")
     parser.add_argument("--rows", type=int, default=128, help="of a batch, default 128")
+    parser.add_argument("--layers", type=int, default=6, help="of the model, default 6")
     parser.add_argument("--memory", action="store_true", help="of all processes of plain scripts")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
     options = parser.parse_args(arguments)
     measure, table = compare, report.partitions
     if options.memory:
         measure, table = compare_memory, report.partitions_memory
-    rows = measure(options.units, options.rows)
+    rows = measure(options.units, options.rows, options.layers)
     if options.json:
         print(json.dumps(rows))
     else:
-        title = f"6 dense layers of {options.units} units, {options.rows} rows"
+        title = f"{options.layers} dense layers of {options.units} units, {options.rows} rows"
         print(f"{title}, {os.cpu_count()} logical CPUs\n" + table(rows))
 
 

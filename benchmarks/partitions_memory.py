@@ -73,10 +73,12 @@ class TreeSampler:
         }
 
 
-def train(partitions: int, microbatches: int, units: int, rows: int) -> list[dict[str, int]]:
-    """Trains a model of six layers with Adam; returns the `peaks` of two calls of `fit`."""
+def train(
+    partitions: int, microbatches: int, units: int, rows: int, depth: int
+) -> list[dict[str, int]]:
+    """Trains a model of equal layers with Adam; returns the `peaks` of two calls of `fit`."""
     layers = tf.keras.layers
-    hidden = [layers.Dense(units, activation="relu") for _ in range(6)]
+    hidden = [layers.Dense(units, activation="relu") for _ in range(depth)]
     model: Any = tf.keras.Sequential([tf.keras.Input((units,)), *hidden, layers.Dense(10)])
     if partitions:
         model = smp.DistributedModel.from_keras(
@@ -93,10 +95,10 @@ def train(partitions: int, microbatches: int, units: int, rows: int) -> list[dic
     return found
 
 
-def main(partitions: int, microbatches: int, units: int, rows: int) -> None:
+def main(partitions: int, microbatches: int, units: int, rows: int, depth: int) -> None:
     """Trains a small model and a large one; 0 partitions: with Keras alone, in this process."""
-    small = train(partitions, microbatches, SMALL, rows)[-1]
-    calls = train(partitions, microbatches, units, rows)
+    small = train(partitions, microbatches, SMALL, rows, depth)[-1]
+    calls = train(partitions, microbatches, units, rows, depth)
     larger = [{name: each[name] - small[name] for name in small} for each in calls]
     worst = {name: max(each[name] for each in larger) for name in small}
     print(json.dumps({"partitions": partitions, "microbatches": microbatches, **worst}))

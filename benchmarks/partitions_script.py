@@ -27,10 +27,12 @@ class Clock(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
 
 
-def main(partitions: int, microbatches: int, pipeline: str, units: int, rows: int) -> None:
+def main(
+    partitions: int, microbatches: int, pipeline: str, units: int, rows: int, depth: int
+) -> None:
     """Trains for some steps."""
     layers = tf.keras.layers
-    hidden = [layers.Dense(units, activation="relu") for _ in range(6)]
+    hidden = [layers.Dense(units, activation="relu") for _ in range(depth)]
     model = tf.keras.Sequential([tf.keras.Input((units,)), *hidden, layers.Dense(10)])
     model = smp.DistributedModel.from_keras(
         model, partitions=partitions, microbatches=microbatches, pipeline=pipeline
@@ -57,4 +59,4 @@ def main(partitions: int, microbatches: int, pipeline: str, units: int, rows: in
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))

@@ -219,7 +219,7 @@ def return_freed(nbytes: int) -> None:
     """Returns memory that tensors have freed to the system.
 
     TensorFlow's allocator with oneDNN keeps such memory, and gives it to the next tensors. So this
-    makes some without values, and drops their pages.
+    makes some without values, and drops their pages. Without oneDNN, glibc's keeps it.
 
     Args:
         nbytes: at most; more than was freed takes addresses, as far as there are some, and no
@@ -234,6 +234,8 @@ def return_freed(nbytes: int) -> None:
             made.append(tf.raw_ops.Empty(shape=[_PIECE], dtype=tf.uint8))
     for piece in made:
         pages.drop(_address_of(np.frombuffer(piece, np.uint8)), _PIECE)
+    made.clear()
+    pages.return_unused()
 
 
 def _address_of(array: np.ndarray[Any, Any]) -> int:

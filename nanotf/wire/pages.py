@@ -1,4 +1,4 @@
-"""Pages of memory, returned to the system."""
+"""Memory that is returned to the system."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ def drop(address: int, nbytes: int) -> None:
     system = ctypes.CDLL(None).madvise
     system.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     system(begin, max(0, end - begin), _DONT_NEED)
+
+
+def return_unused() -> None:
+    """Returns what this process has freed and glibc's allocator keeps; see `malloc_trim(3)`.
+
+    glibc asks the system for each block of more than 32 MiB anew, and returns it. It keeps smaller
+    ones: an end of the heap, or a gap, is returned by this call alone.
+    """
+    system = ctypes.CDLL(None)
+    if hasattr(system, "malloc_trim"):
+        system.malloc_trim(ctypes.c_size_t(0))

@@ -19,6 +19,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf import errors
+from nanotf.wire import own_threads
 
 pytestmark = pytest.mark.own_pool
 
@@ -217,6 +218,30 @@ def test_ctrl_c_ends_the_workers(tmp_path: pathlib.Path) -> None:
     thread.join()
     assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
     assert nanotf.map(square, [3], 1, verbose=0) == [9]
+
+
+def test_ctrl_c_while_a_call_begins(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm workers have items before the caller waits for results."""
+
+    def wait(item: int) -> None:
+        (tmp_path / str(item)).touch()
+        threading.Event().wait()
+
+    def start(thread: threading.Thread) -> None:
+        threading.Thread.start(thread)
+        if thread.name == "nanotf-map":
+            wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "two items run")
+            pids.extend(nanotf.worker_pids())
+            raise KeyboardInterrupt
+
+    pids: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(own_threads.OwnThread, "start", start, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            nanotf.map(wait, range(4), 2, verbose=0)
+    assert len(pids) == 2 and not any(psutil.pid_exists(pid) for pid in pids)
 
 
 class _Unsendable:

@@ -24,6 +24,8 @@ END_SECONDS = 60.0  # limit for the workers of an interrupted call to end
 class Results(Iterator[Any]):
     """The results of `imap`: an iterator, and a context that stops the workers at its end.
 
+    The run begins with `begin`, or with the context.
+
     Args:
         run: `ItemRun`, not yet running.
         count: int, number of items.
@@ -49,7 +51,15 @@ class Results(Iterator[Any]):
         )
         self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads
         self._stop.atexit = False
-        self._thread.start()
+
+    def begin(self) -> Results:
+        """Begins the run. An interruption meanwhile ends it, as one of a later wait does."""
+        try:
+            self._thread.start()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
 
     def __iter__(self) -> Results:
         return self
@@ -122,7 +132,8 @@ class Results(Iterator[Any]):
             ) from error
 
     def __enter__(self) -> Results:
-        return self
+        # Begun before the `with` statement, it would run on after a Ctrl-C in between.
+        return self if self._thread.ident is not None else self.begin()
 
     def __exit__(self, kind: Any, error: BaseException | None, *_: Any) -> None:
         self._end(error)

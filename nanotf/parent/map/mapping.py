@@ -92,10 +92,11 @@ def map(
     Example:
         >>> nanotf.map(train_fold, range(5), shared={"x": x, "y": y})
     """
-    with imap(
+    with _results(
         function,
         items,
         num_processes,
+        verbose,
         cores_per_process=cores_per_process,
         shared=shared,
         on_error=on_error,
@@ -105,7 +106,6 @@ def map(
         max_restarts=max_restarts,
         recycle_after=recycle_after,
         memory_limit=memory_limit,
-        verbose=verbose,
         output=output,
     ) as results:
         return results.all()
@@ -154,25 +154,36 @@ def imap(
         ...     for model in results:
         ...         ensemble.append(model)
     """
+    return _results(
+        function,
+        items,
+        num_processes,
+        verbose,
+        cores_per_process=cores_per_process,
+        shared=shared,
+        on_error=on_error,
+        ordered=ordered,
+        cores=cores,
+        seed=seed,
+        max_restarts=max_restarts,
+        recycle_after=recycle_after,
+        memory_limit=memory_limit,
+        output=output,
+    ).begin()
+
+
+def _results(
+    function: Callable[..., Any],
+    items: Iterable[Any],
+    num_processes: int | str,
+    verbose: Any,
+    **options: Any,
+) -> Results:
+    """Returns the results of a call whose workers have not begun."""
     item_arguments.check_verbose(verbose)
     with console.silent(verbose == 0):
         versions.import_visibly()
         from nanotf.parent.map.item_call import run_items  # imports TensorFlow, too
 
-        return run_items(
-            function,
-            items,
-            num_processes,
-            console.ItemBar("map", verbose),
-            str,
-            cores_per_process=cores_per_process,
-            shared=shared,
-            on_error=on_error,
-            ordered=ordered,
-            cores=cores,
-            seed=seed,
-            max_restarts=max_restarts,
-            recycle_after=recycle_after,
-            memory_limit=memory_limit,
-            output=output,
-        )
+        bar = console.ItemBar("map", verbose)
+        return run_items(function, items, num_processes, bar, str, **options)

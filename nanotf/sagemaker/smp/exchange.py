@@ -56,13 +56,8 @@ class Line:
         TensorFlow may inline the call that computes a tensor. What depends on the call's operation
         then waits for its side effects alone; what depends on a copy of a result, for the result.
         """
-        self._last = []
-        self.waits_for(tensors)
-
-    def waits_for(self, tensors: Any) -> None:
-        """Makes the next operation wait for these tensors, too."""
         flat = tf.nest.flatten(tensors, expand_composites=True)
-        self._last += [tf.identity(tensor).op for tensor in flat if tensor is not None]
+        self._last = [tf.identity(tensor).op for tensor in flat if tensor is not None]
 
     def begins_with(self, tensor: Any) -> None:
         """Makes the next operation wait for the one that gives a tensor."""

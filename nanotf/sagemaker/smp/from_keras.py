@@ -170,9 +170,7 @@ class KerasModel(StepModel):
 
     def _make_steps(self) -> None:
         arguments, plain = ("x", "y", "sample_weight"), {"autograph": False}
-        self._get_gradients = PartitionedStep(
-            self._train_microbatch, Shares(*arguments), plain, summed=2
-        )
+        self._get_gradients = PartitionedStep(self._train_microbatch, Shares(*arguments), plain)
         self._get_results = PartitionedStep(self._predict_microbatch, Shares("x"), plain)
 
     # ------------------------------------------------------------------------------- loops

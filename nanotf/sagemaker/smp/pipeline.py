@@ -27,20 +27,16 @@ from nanotf.sagemaker.smp import (
 )
 from nanotf.sagemaker.smp.exchange import Line
 from nanotf.sagemaker.smp.microbatch_passes import MicrobatchPass
-from nanotf.sagemaker.smp.step_output import StepResults
 from nanotf.sagemaker.smp.times import StepTimes
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
 
-def run(
-    function: Callable[..., Any], parts: Sequence[tuple[Any, Any]], results: StepResults
-) -> None:
-    """Traces a step.
+def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Traces a step; returns the function's results for each microbatch.
 
     Args:
         parts: the positional and the keyword arguments of each microbatch.
-        results: get the function's results for each microbatch.
 
     Raises:
         UnavailableError: The function calls a model more than once.
@@ -52,7 +48,7 @@ def run(
         bodies.Body(function, args, kwargs, graph, step_seeds.SeedStream(microbatch, copy, base))
         for microbatch, (args, kwargs) in enumerate(parts)
     ]
-    times = StepTimes(runtime.current())
+    times, results = StepTimes(runtime.current()), list[Any]()
     line, passes = Line(times), dict[int, MicrobatchPass]()
     numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
     watch = advice.SpeedComparison(f"step{number}", times, exchange.gather_now)
@@ -74,8 +70,7 @@ def run(
             else:
                 if microbatch in passes:
                     _continue(body, passes[microbatch], tag)
-                results.add(_tensors(body.result))
-                line.waits_for(results.sums)
+                results.append(_tensors(body.result))
     finally:  # after an error, threads still wait for the results of the model
         for body in found:
             body.stop()
@@ -89,6 +84,7 @@ def run(
         for what, tensors in list(made.seen.items())[place : place + 1]
     }
     exchange.compare(f"step{number}.seen", seen)  # an operation with effects, so it runs
+    return results
 
 
 def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -21,14 +21,13 @@ class StepOutput:
 
     Args:
         outputs: sequence of tensors, in the order of microbatches.
-        total: tensor or None, their sum, if the step has added them up and kept none.
 
     Attributes:
         outputs: list of those tensors.
     """
 
-    def __init__(self, outputs: Sequence[Any], total: Any = None) -> None:
-        self.outputs, self._total = list(outputs), total
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.outputs = list(outputs)
 
     def __repr__(self) -> str:
         return f"StepOutput(outputs={self.outputs!r})"
@@ -41,8 +40,6 @@ class StepOutput:
         """Returns the sum over microbatches."""
         if self._is_sparse():
             return _joined(self.outputs)
-        if self._total is not None:
-            return self._total
         return functools.reduce(lambda total, output: total + output, self.outputs)
 
     def concat(self) -> Any:
@@ -97,47 +94,6 @@ class StepOutput:
                 "reduce_mean() or reduce_sum()."
             )
         return tf.concat(self.outputs, axis=0)
-
-
-class StepResults:
-    """The results of a step's function, as microbatches give them.
-
-    A graph returns its results once all its operations with side effects have run. So what a step
-    returns of each microbatch exists for all at once; of what it adds up, one microbatch's.
-
-    Args:
-        summed: how many of the first results are needed as sums alone, but for sparse ones.
-
-    Attributes:
-        parts: of each microbatch, its results; None for those that are added up.
-        sums: of the same structure: None for all others.
-    """
-
-    def __init__(self, summed: int) -> None:
-        self._summed = summed
-        self.parts: list[Any] = []
-        self.sums: Any = None
-
-    def add(self, result: Any) -> None:
-        """Takes a nested structure of tensors, and None."""
-        none = tf.nest.map_structure(lambda _: None, result)
-        if self._summed:
-            first = result[: self._summed]
-            sums = tf.nest.map_structure(_dense, first)
-            if self.sums is not None:
-                sums = tf.nest.map_structure(_sum, self.sums[: self._summed], sums)
-            none = (*sums, *none[self._summed :])
-        self.sums = none
-        part = tf.nest.map_structure(lambda s, p: p if s is None else None, self.sums, result)
-        self.parts.append(part)
-
-
-def _dense(part: Any) -> Any:
-    return part if isinstance(part, tf.Tensor) else None
-
-
-def _sum(total: Any, part: Any) -> Any:
-    return None if total is None else total + part
 
 
 def _over_replicas(value: Any) -> Any:

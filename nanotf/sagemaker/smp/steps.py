@@ -1,9 +1,14 @@
 """`smp.step`: a training step, run once for each microbatch.
 
-The step is one graph. It calls the graph of the user's function once for each microbatch; each call
-waits for the results of the one before it. So the activations of only one microbatch exist at a
-time, and variables that the function assigns (moving averages, metrics) see the microbatches in
-order. The function is traced once.
+The step calls the graph of the user's function once for each microbatch; each call waits for the
+results of the one before it. So the activations of only one microbatch exist at a time, and
+variables that the function assigns (moving averages, metrics) see the microbatches in order. The
+function is traced once.
+
+Called eagerly, the step is one graph. A graph returns its results once all its operations with side
+effects have run, so all gradients of all microbatches exist at once. In another `tf.function`, such
+as the one in which the optimizer applies the gradients, the step is a part of that graph: gradients
+are added up, and variables updated, while earlier layers still compute theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from nanotf.errors import (
 from nanotf.sagemaker.smp import exchange, partitioned, pipeline, replicas, runtime, step_seeds
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.slicing import Slicing
-from nanotf.sagemaker.smp.step_output import StepOutput, StepResults
+from nanotf.sagemaker.smp.step_output import StepOutput
 from nanotf.tracebacks import raising_at_the_call
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
@@ -102,7 +107,6 @@ class PartitionedStep:
         function: the user's.
         slicing: splits the function's arguments.
         options: arguments of `tf.function`.
-        summed: see `StepResults`.
     """
 
     def __init__(
@@ -110,10 +114,9 @@ class PartitionedStep:
         function: Callable[..., Any],
         slicing: Slicing | Shares,
         options: dict[str, Any],
-        summed: int = 0,
     ) -> None:
         self._function, self._slicing, self._options = function, slicing, options
-        self._summed = summed
+        self._of_graph = {n: value for n, value in options.items() if n not in _OF_BODY}
         self._config: Any = None  # of the call of `init` for which the graphs were made
         self._graphs: dict[Any, Any] = {}  # by what the models train: `_key`
         # Those that the function has called.
@@ -124,21 +127,18 @@ class PartitionedStep:
             self._config = runtime.current()
             self._graphs.clear()
             self._models.clear()
-        graphs_of_key = self._graphs.get(self._key()) or self._make()
-        call = graphs_of_key
-        if self._summed and not tf.executing_eagerly():
-            # A graph of its own would return no sum before all gradients are there.
-            call = graphs_of_key.python_function
-        parts, sums = call(*args, **kwargs)
+        made = self._graphs.get(self._key()) or self._make()
+        inlined = not tf.executing_eagerly() and not self._of_graph
+        parts = (made.python_function if inlined else made)(*args, **kwargs)
         # The first call has made the variables.
-        self._graphs[self._key()] = graphs_of_key
-        flat = tf.nest.flatten((parts, sums))  # empty: no gradients where there are no variables
+        self._graphs[self._key()] = made
+        flat = tf.nest.flatten(parts)  # empty: no gradients where there are no variables
         if flat and all(part is None for part in flat):
             raise ModelError(
                 "A step's function must return a tensor that depends on the model's output. "
                 f"Received: {self._function.__name__} returns None."
             )
-        return tf.nest.map_structure(_output, sums, *parts)
+        return tf.nest.map_structure(_output, *parts)
 
     def _check_options(self) -> None:
         if self._options.get("jit_compile") and runtime.is_rank():
@@ -168,25 +168,20 @@ class PartitionedStep:
             function = graphs.converted(function, features)
         body = self._allowed(function)
         traces = _BodyTraces(body) if runtime.mp_size() == 1 else None
-        of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
-        def microbatches(*batch: Any, **named: Any) -> tuple[list[Any], Any]:
+        def microbatches(*batch: Any, **named: Any) -> list[Any]:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
-            results = StepResults(self._summed)
-            if traces is None:
-                pipeline.run(body, parts, results)
-            else:
-                _one_by_one(traces, parts, results)
+            results = pipeline.run(body, parts) if traces is None else _one_by_one(traces, parts)
             models = list(self._models)  # in the order of their calls, on all copies
             replicas.average_states(models, self._written(models))
             # While the step is traced: the models are built, and nothing has computed yet.
             with tf.init_scope():
                 replicas.equalize(models)
                 runtime.run_hooks()
-            return results.parts, results.sums
+            return results
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
-        return tf.function(microbatches, autograph=False, **of_all)
+        return tf.function(microbatches, autograph=False, **self._of_graph)
 
     def _written(self, models: Sequence[Any]) -> Callable[[Any], bool]:
         """Returns a function that tells the variables that this step's trace writes."""
@@ -235,15 +230,15 @@ class _BodyTraces:
         return results
 
 
-def _one_by_one(traces: _BodyTraces, parts: Sequence[Any], results: StepResults) -> None:
+def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
     """Calls a step's function for each microbatch, once the one before has ended."""
-    line = exchange.Line()
+    line, results = exchange.Line(), []
     for microbatch, part in enumerate(parts):
         args, kwargs = line.copies(part)
         with line.following():
-            result = traces.of(microbatch)(*args, **kwargs)
-        results.add(result)
-        line.ends_with((result, results.sums))
+            results.append(traces.of(microbatch)(*args, **kwargs))
+        line.ends_with(results[-1])
+    return results
 
 
 def _applying_none(stock: Any, _: Any) -> Any:
@@ -291,8 +286,8 @@ TABLE = (
 )
 
 
-def _output(total: Any, *parts: Any) -> StepOutput | None:
-    return None if total is None and parts[0] is None else StepOutput(parts, total)
+def _output(*parts: Any) -> StepOutput | None:
+    return None if parts[0] is None else StepOutput(parts)
 
 
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
