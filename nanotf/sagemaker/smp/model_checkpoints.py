@@ -57,13 +57,14 @@ class PartitionedCheckpointManager:
             ModelError: A model in several partitions has not been called in a step.
         """
         self._take_part()
+        path = None
         if runtime.dp_rank() == 0:
             with runtime.setting(partitioned.saves_parts, True):
                 path = str(self._manager.save())
-        # No rank continues before all files are complete.
-        if self._is_partial or runtime.dp_size() > 1:
-            communication.barrier()
-        return path if runtime.dp_rank() == 0 else self.checkpoints[-1]
+        # No rank continues before all files are complete. The folder does not tell the path: the
+        # first copy may have saved the next one already.
+        paths = communication.allgather(path)
+        return str(paths[runtime.get_dp_group()[0]])
 
     def _take_part(self) -> None:
         """Makes `_saved` the part of the checkpoint that this process holds."""
