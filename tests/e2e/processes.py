@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHARING = pathlib.Path(__file__).with_name("ranks_that_share_cores.py")
 SECONDS = 500.0  # a cold start of TensorFlow in the script and in two workers, on a busy machine
 
 
@@ -99,8 +100,10 @@ def run_ranks(
     Returns:
         Its output.
     """
+    has_cores = len(os.sched_getaffinity(0)) >= ranks
+    command = ["-m", "nanotf"] if has_cores else [str(SHARING)]
     done = subprocess.run(
-        [sys.executable, "-m", "nanotf", "run", flag, "-n", str(ranks), program, *arguments],
+        [sys.executable, *command, "run", flag, "-n", str(ranks), program, *arguments],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -662,8 +662,8 @@ def check_errors() -> None:
 
     @smp.step
     def step(x: Any) -> Any:
-        noise = tf.numpy_function(lambda: numbers.normal(size=(4, WIDTH)), [], tf.float64)
-        noise.set_shape((4, WIDTH))
+        noise = tf.numpy_function(lambda: numbers.normal(size=x.shape), [], tf.float64)
+        noise.set_shape(x.shape)
         with tf.GradientTape() as tape:
             loss = square(model(x + noise, training=True), noise)
         return tape.gradient(loss, model.trainable_variables)
