@@ -10,7 +10,6 @@ from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.sagemaker.smp import communication, partitioned, runtime
-from nanotf.sagemaker.smp.rank_groups import CommGroup
 from nanotf.sagemaker.smp.step_model import StepModel
 
 DIRECTORY = "/opt/ml/checkpoints"
@@ -98,14 +97,14 @@ class PartitionedCheckpointManager:
         return next(reversed(self.checkpoints), None)
 
     def restore(self, restore_prefix: str | None = None) -> str | None:
-        """Restores a checkpoint, if there is one; returns its path.
+        """Restores a checkpoint, if there is one; returns its path. All ranks call this.
 
         Before the first step, variables do not exist yet. They get their values in that step, once
         the model is built, and the checkpoint's optimizers are then built for the model, too.
 
         Args:
             restore_prefix: str or None, a path that `save` has returned, on any rank; None takes
-                the latest checkpoint that all partitions have.
+                the latest checkpoint that all ranks find.
 
         Raises:
             InvalidArgumentError: There is no such checkpoint.
@@ -120,6 +119,7 @@ class PartitionedCheckpointManager:
             runtime.register_post_partition_hook(lambda: self._restore(latest))
         else:
             self._restore(latest)
+            communication.barrier()  # the next save of the first copy may delete the files
         return latest
 
     def _restore(self, path: str) -> None:
@@ -141,12 +141,11 @@ class PartitionedCheckpointManager:
         return found[name]
 
     def _latest(self) -> str | None:
-        """Returns the latest checkpoint that all partitions have."""
-        if not self._is_partial:
-            return self.latest_checkpoint
+        """Returns the latest checkpoint that all ranks find."""
         own = {pathlib.Path(path).name: path for path in self.checkpoints}
-        others = communication.allgather(list(own), CommGroup.MP_GROUP)
-        # A run that was killed in `save` may have saved the last one of some partitions alone.
+        others = communication.allgather(list(own))
+        # A run that was killed in `save` may have saved the last one of some partitions alone, and
+        # the first copy may save one more before another copy looks.
         common = [name for name in own if all(name in names for names in others)]
         return own[common[-1]] if common else None
 
