@@ -1,4 +1,4 @@
-"""Objects that may refuse to be saved or restored by a `tf.train.Checkpoint`.
+"""Objects that may refuse to be part of a `tf.train.Checkpoint`; what follows its write.
 
 | name | why |
 | --- | --- |
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,23 @@ class AskedByCheckpoints:
             self.check_checkpoint()
         parent: Any = super()
         return parent._trackable_children(save_type, **kwargs)
+
+
+def write_callbacks(options: Any) -> list[Callable[[str], Any]]:
+    """Returns the functions that a checkpoint's write calls with the path that it has written.
+
+    By one of them a `tf.train.CheckpointManager` knows its latest checkpoint and drops old ones. So
+    a rank that leaves the write to another calls them itself.
+
+    Args:
+        options: `tf.train.CheckpointOptions`, or anything else, which has none.
+    """
+    found = getattr(options, "experimental_write_callbacks", None) or ()
+    return [_of_a_path(callback) for callback in found]
+
+
+def _of_a_path(callback: Callable[..., Any]) -> Callable[[str], Any]:
+    return callback if inspect.signature(callback).parameters else lambda _: callback()
 
 
 def asking_optimizers(check: Callable[[Any], None], why: str) -> Override:

@@ -8,6 +8,7 @@ need all ranks. Ranks with different paths, such as those of temporary folders, 
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
 import inspect
 import os
@@ -20,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import checkpointing
 from nanotf.ranks import this_rank
 
 # Set while a function writes: those that it calls write as it does.
@@ -71,12 +73,19 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _write_aside(stock: Any, bound: inspect.BoundArguments, name: str) -> Any:
-    path = os.fspath(bound.arguments[name])
+    path, options = os.fspath(bound.arguments[name]), bound.arguments.get("options")
+    callbacks = checkpointing.write_callbacks(options)
+    if callbacks:  # they get the path that all ranks know
+        bound.arguments["options"] = copy.copy(options)
+        bound.arguments["options"].experimental_write_callbacks = None
     with tempfile.TemporaryDirectory(prefix="nanotf-rank-") as folder:
         aside = os.fspath(pathlib.Path(folder) / pathlib.PurePath(path).name)
         bound.arguments[name] = aside
         result = stock(*bound.args, **bound.kwargs)
-    return path + result[len(aside) :] if str(result).startswith(aside) else result
+    written = path + result[len(aside) :] if str(result).startswith(aside) else result
+    for callback in callbacks:
+        callback(written)
+    return written
 
 
 def changing(name: str) -> Callable[[Any, Any], Any]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from nanotf.compat import checkpointing
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import context
 
@@ -31,10 +32,15 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
         def write(*args: Any, **kwargs: Any) -> Any:
             if context.current is None:
                 return stock(*args, **kwargs)
-            path = signature.bind(*args, **kwargs).arguments[name]
+            given = signature.bind(*args, **kwargs).arguments
+            path = given[name]
             is_path = isinstance(path, (str, os.PathLike))
             what = f"{stock.__qualname__} {os.fspath(path) if is_path else type(path).__name__}"
-            return context.current.once(what, lambda: stock(*args, **kwargs))
+            written = context.current.once(what, lambda: stock(*args, **kwargs))
+            if _is_apart():
+                for callback in checkpointing.write_callbacks(given.get("options")):
+                    callback(written)
+            return written
 
         return write
 

@@ -77,6 +77,7 @@ for _ in range(2):
 model(x)  # its moving statistics are summed when they are saved
 model.save("model.keras")
 assert pathlib.Path(path).name == "ckpt-2"
+assert manager.checkpoints == [manager.latest_checkpoint] == [path]  # in each rank
 before = simple.get_weights()
 simple.set_weights([0 * weight for weight in before])
 checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))

@@ -229,10 +229,12 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
         model.save(str(tmp_path / "saved.keras"))
         same = [np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
         checkpoint.restore(tf.train.latest_checkpoint(str(tmp_path / "alone")))
-        return paths, all(same), nanotf.get_strategy().reduce("SUM", tf.ones([]), axis=None)
+        knows = manager.checkpoints == [manager.latest_checkpoint] == paths[-1:]
+        return paths, all(same), nanotf.get_strategy().reduce("SUM", float(knows), axis=None)
 
-    paths, same, _ = train(loops.dataset())
+    paths, same, knowing = train(loops.dataset())
     assert same
+    assert knowing == 2.0, "each worker's manager knows what it has saved"
     assert [pathlib.Path(path).name for path in paths] == [
         *("c-1", "ckpt-2", "c-3", "ckpt-4", "c-5", "ckpt-6", "c-7", "ckpt-8")
     ]
