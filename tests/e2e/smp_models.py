@@ -655,6 +655,23 @@ def check_rebuilt() -> None:
             assert np.array_equal(old, new) == frozen
 
 
+def check_arrays() -> None:
+    """An array that is not split is a tensor in the step, called eagerly or in a `tf.function`."""
+    model, table = made(CASES["dense"], smp.DistributedModel), np.arange(3.0)
+
+    @smp.step(non_split_inputs=["table", "row"])
+    def step(x: Any, table: Any, row: Any) -> Any:
+        assert tf.is_tensor(row)
+        return tf.reduce_mean(model(x)) * 0.0 + table[tf.cast(row, tf.int32)]
+
+    x = batches()[0][0]
+
+    def whole(x: Any) -> Any:
+        return step(x, table, np.int64(2)).reduce_mean()
+
+    assert float(whole(x)) == float(tf.function(whole)(x)) == 2.0
+
+
 def check_errors() -> None:
     """Errors keep their class in a `tf.function` around the step."""
     model = made(CASES["dense"], smp.DistributedModel)
@@ -706,6 +723,7 @@ def main() -> None:
     smp.init({"partitions": 2, "microbatches": 2, **MANUAL})
     check_whole(pathlib.Path(sys.argv[1]))
     check_rebuilt()
+    check_arrays()
     check_errors()
     print(f"rank {smp.rank()}: done", flush=True)
 

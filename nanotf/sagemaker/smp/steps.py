@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import checkpointing, graphs, replacements, step_errors
@@ -129,6 +130,8 @@ class PartitionedStep:
             self._models.clear()
         made = self._graphs.get(self._key()) or self._make()
         inlined = not tf.executing_eagerly() and not self._of_graph
+        if inlined:
+            args, kwargs = tf.nest.map_structure(_argument, (args, kwargs))
         parts = (made.python_function if inlined else made)(*args, **kwargs)
         # The first call has made the variables.
         self._graphs[self._key()] = made
@@ -284,6 +287,12 @@ TABLE = (
         KERAS_3,
     ),
 )
+
+
+def _argument(leaf: Any) -> Any:
+    """Converts arrays and numbers of NumPy, as a `tf.function` does with those that it gets."""
+    is_array = isinstance(leaf, (np.ndarray, np.number, np.bool_))
+    return tf.convert_to_tensor(leaf) if is_array else leaf
 
 
 def _output(*parts: Any) -> StepOutput | None:
