@@ -3,6 +3,9 @@
 All ranks reach the same line with the same path. Rank 0 writes there. The others do the same in a
 folder that is then deleted: values that are summed when they are read, such as moving statistics,
 need all ranks. Ranks with different paths, such as those of temporary folders, write each its own.
+
+A callback of Keras asks the file system before it changes it. All ranks get rank 0's answer: one
+that asks later may find what rank 0 has made since.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import tensorflow as tf
@@ -24,26 +28,47 @@ import tensorflow as tf
 from nanotf.compat import checkpointing
 from nanotf.ranks import this_rank
 
-# Set while a function writes: those that it calls write as it does.
-_writing: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_ranks_writing")
+
+class _Role(Enum):
+    """The part of a rank in what all ranks do with files, at the same line of the script."""
+
+    WRITES = "writes"  # for all ranks
+    FOLLOWS = "follows"
+    ALONE = "alone"  # works with files of its own
+
+
+_role: contextvars.ContextVar[_Role | None] = contextvars.ContextVar("nanotf_role", default=None)
 
 
 @contextmanager
-def _inside() -> Iterator[None]:
-    before = _writing.set(True)
+def _as(role: _Role) -> Iterator[None]:
+    before = _role.set(role)
     try:
         yield
     finally:
-        _writing.reset(before)
+        _role.reset(before)
+
+
+@contextmanager
+def _agreed(path: Any) -> Iterator[None]:
+    """Settles this rank's role for what is done to a path in this context. All ranks must enter."""
+    role = _Role.WRITES if this_rank.place().rank == 0 else _Role.FOLLOWS
+    with _as(role if _is_shared(path) else _Role.ALONE):
+        yield
+    this_rank.group().barrier(this_rank.FILES_KEY)  # any rank may read the files next
 
 
 def _is_shared(path: Any) -> bool:
     """Returns True if all ranks name the same file. All ranks must call it."""
     name = os.fspath(pathlib.Path.cwd() / os.fspath(path))
-    gathered = this_rank.group().all_gather(
-        tf.constant([zlib.crc32(name.encode())], tf.int64), this_rank.FILES_KEY
-    )
-    return len(set(gathered.numpy().tolist())) == 1
+    return len(set(_gathered(zlib.crc32(name.encode())))) == 1
+
+
+def _gathered(number: int) -> list[int]:
+    """Returns the numbers of all ranks, which must all call it."""
+    mine = tf.constant([number], tf.int64)
+    found = this_rank.group().all_gather(mine, this_rank.FILES_KEY).numpy().tolist()
+    return [int(each) for each in found]
 
 
 def writing(name: str) -> Callable[[Any, Any], Any]:
@@ -55,17 +80,16 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
         @functools.wraps(stock)
         def write(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
-            path = bound.arguments[name]
-            if _writing.get(False) or not isinstance(path, (str, os.PathLike)):
+            path, role = bound.arguments[name], _role.get()
+            if role is _Role.ALONE or not isinstance(path, (str, os.PathLike)):
                 return stock(*args, **kwargs)
-            shared = _is_shared(path)
-            with _inside():
-                if not shared or this_rank.place().rank == 0:
-                    result = stock(*args, **kwargs)
-                else:
-                    result = _write_aside(stock, bound, name)
-            this_rank.group().barrier(this_rank.FILES_KEY)  # any rank may read the file next
-            return result
+            if role is None:
+                with _agreed(path):
+                    return write(*args, **kwargs)
+            if role is _Role.FOLLOWS:
+                return _write_aside(stock, bound, name)
+            with _as(_Role.ALONE):  # what it calls writes as it does
+                return stock(*args, **kwargs)
 
         return write
 
@@ -78,7 +102,7 @@ def _write_aside(stock: Any, bound: inspect.BoundArguments, name: str) -> Any:
     if callbacks:  # they get the path that all ranks know
         bound.arguments["options"] = copy.copy(options)
         bound.arguments["options"].experimental_write_callbacks = None
-    with tempfile.TemporaryDirectory(prefix="nanotf-rank-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nanotf-rank-") as folder, _as(_Role.ALONE):
         aside = os.fspath(pathlib.Path(folder) / pathlib.PurePath(path).name)
         bound.arguments[name] = aside
         result = stock(*bound.args, **bound.kwargs)
@@ -96,13 +120,69 @@ def changing(name: str) -> Callable[[Any, Any], Any]:
 
         @functools.wraps(stock)
         def change(*args: Any, **kwargs: Any) -> None:
-            path = signature.bind(*args, **kwargs).arguments[name]
-            if not _is_shared(path) or this_rank.place().rank == 0:
+            if _role.get() is None:
+                with _agreed(signature.bind(*args, **kwargs).arguments[name]):
+                    change(*args, **kwargs)
+            elif _role.get() is not _Role.FOLLOWS:
                 stock(*args, **kwargs)
 
         return change
 
     return replacement
+
+
+def working_with(attribute: str) -> Callable[[Any, Any], Any]:
+    """Makes a method work with the files at its object's `attribute` as one process does.
+
+    It must do so by the functions that `asking`, `leaving` and `opening` replace.
+    """
+
+    def replacement(stock: Any, _: Any) -> Any:
+        @functools.wraps(stock)
+        def work(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _agreed(getattr(self, attribute)):
+                return stock(self, *args, **kwargs)
+
+        return work
+
+    return replacement
+
+
+def asking(stock: Any, _: Any) -> Any:
+    """Makes a question to the file system, in a method that works with files, have one answer."""
+
+    @functools.wraps(stock)
+    def ask(path: Any) -> bool:
+        if _role.get() not in (_Role.WRITES, _Role.FOLLOWS):
+            return bool(stock(path))
+        return bool(_gathered(stock(path))[0])
+
+    return ask
+
+
+def leaving(stock: Any, _: Any) -> Any:
+    """Makes a function that changes files leave them, in a method that works with them, to rank 0.
+
+    Ranks need not wait here: they ask, or reach the method's end, before they read.
+    """
+
+    @functools.wraps(stock)
+    def change(*args: Any, **kwargs: Any) -> None:
+        if _role.get() is not _Role.FOLLOWS:
+            stock(*args, **kwargs)
+
+    return change
+
+
+def opening(stock: Any, _: Any) -> Any:
+    """Makes files that are opened to be written, in such a method, those of rank 0 alone."""
+
+    @functools.wraps(stock)
+    def open_file(path: Any, mode: str = "r") -> Any:
+        reads = mode.startswith("r") and "+" not in mode
+        return stock(path if reads or _role.get() is not _Role.FOLLOWS else os.devnull, mode)
+
+    return open_file
 
 
 def logging_rows(stock: Any, _: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
+from nanotf.compat.replacements import ANY, KERAS_2, KERAS_3, Override
 from nanotf.ranks import loss_scales, rank_files
 
 
@@ -89,6 +89,7 @@ def _clipping_sums(stock: Any, _: Any) -> Any:
 
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
+_KERAS_FILES = "keras.src.utils.file_utils"
 _ONCE = "all ranks run the script, but only one writes its files"
 
 _SKIPS = "a rank whose own gradients overflow would skip the step, and the others wait for it"
@@ -117,6 +118,22 @@ FILES: tuple[Override, ...] = (
     ),
     Override("tensorflow.python.checkpoint.checkpoint_management:update_checkpoint_state_internal", _ONCE, rank_files.changing("save_dir")),
     Override("tensorflow.python.checkpoint.checkpoint_management:_delete_file_if_exists", _ONCE, rank_files.changing("filespec")),
+    *(
+        Override(f"tensorflow:keras.callbacks.{name}", _ONCE, rank_files.working_with(attribute), versions)
+        for name, attribute, versions in (
+            ("ModelCheckpoint._save_model", "filepath", KERAS_3),
+            ("BackupAndRestore.on_train_begin", "backup_dir", ANY),
+            ("BackupAndRestore._save_model", "backup_dir", KERAS_3),
+            ("BackupAndRestore.on_train_end", "backup_dir", ANY),
+        )
+    ),
+    Override("tensorflow:io.gfile.rmtree", _ONCE, rank_files.leaving, KERAS_2),
+    Override(f"{_KERAS_FILES}:exists", _ONCE, rank_files.asking, KERAS_3),
+    Override(f"{_KERAS_FILES}:File", _ONCE, rank_files.opening, KERAS_3),
+    *(
+        Override(f"{_KERAS_FILES}:{name}", _ONCE, rank_files.leaving, KERAS_3)
+        for name in ("copy", "makedirs", "remove", "rmtree")
+    ),
     Override("tensorflow:summary.create_file_writer", _ONCE, rank_files.making_writers),
     Override("tensorflow:keras.callbacks.CSVLogger.on_train_begin", _ONCE, rank_files.logging_rows),
 )  # fmt: skip
