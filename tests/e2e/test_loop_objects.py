@@ -122,6 +122,37 @@ def test_objects_filled_by_the_loop() -> None:
     SEEN.clear()
 
 
+def _objects_of_keras(run: Any) -> Any:
+    """A loop that calls Keras's callbacks itself, as loops without `fit` do."""
+    model, bar = dense(), tf.keras.utils.Progbar(3, verbose=0)
+    stopping = tf.keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
+    history = tf.keras.callbacks.History()
+
+    @run
+    def train() -> None:
+        for callback in (stopping, history):
+            callback.set_model(model)
+            callback.on_train_begin()
+        for epoch, loss in enumerate((2.0, 1.0, 3.0)):
+            bar.update(epoch + 1, [("loss", loss)])
+            for callback in (stopping, history):
+                callback.on_epoch_end(epoch, {"loss": loss})
+
+    train()
+    assert stopping.model is model
+    return (
+        (stopping.best, stopping.best_epoch, stopping.wait),
+        [weight.tolist() for weight in stopping.best_weights],
+        (history.epoch, history.history),
+        (bar._seen_so_far, bar._values),
+    )
+
+
+@pytest.mark.both_generations
+def test_objects_of_keras_that_the_loop_changes() -> None:
+    assert _objects_of_keras(two) == _objects_of_keras(lambda function: function)
+
+
 class Trainer:
     """All parts of a loop, in one object."""
 
@@ -240,7 +271,7 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
     ]
     assert int(checkpoint.save_counter) == 7, "as in the last that was restored"
     assert [p.name for p in (tmp_path / "kept").glob("*.index")] == ["ckpt-8.index"]
-    assert manager.checkpoints == [str(tmp_path / "kept" / "ckpt-8")]
+    assert manager.checkpoints == [manager.latest_checkpoint] == [str(tmp_path / "kept/ckpt-8")]
     outside.flush()
     for directory in ("outside", "inside"):
         paths = [path.name for path in (tmp_path / directory).iterdir()]

@@ -195,8 +195,8 @@ def kind_of(value: Any) -> ContentKind | None:
         return _BY_TYPE[_base_of(value)]
     if heap.is_sent_apart(value):  # its attributes come home by themselves
         return None
-    own = user_modules.is_foreign(cls) and cls.__module__ != "builtins"
-    if not own or isinstance(value, (type, types.ModuleType, BaseException)):
+    is_builtin = cls.__module__ == "builtins"
+    if is_builtin or isinstance(value, (type, types.ModuleType, BaseException)):
         return None
     by_attributes = (
         _of_object(cls, "__reduce_ex__")
