@@ -237,6 +237,7 @@ class Readers:
                 raise ended()
             if self._running is None:
                 self._running = BatchReaders(self._plan.placements, self._settings.max_restarts)
+                self._running.begin()
             return self._running
 
     def _note(self, waited: float, since: float) -> None:

@@ -205,6 +205,8 @@ class Call:
             _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
+            for writer in self.writers:
+                writer.begin()
             try:
                 results = self._follow()
             finally:

@@ -22,7 +22,7 @@ import psutil
 from nanotf.compat.process_state import ProcessState
 from nanotf.errors import WorkerDied
 from nanotf.machine import topology
-from nanotf.pool import handshake
+from nanotf.pool import handshake, interrupts
 from nanotf.pool.handles import Worker
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Parcel
@@ -254,12 +254,11 @@ class ItemPool(Pool):
 
     def kill(self) -> None:
         """Kills the workers at once."""
-        with self._forking:
-            self._ending = True
-        # A thread that starts a worker ends once that worker has ended.
-        while any(thread.is_alive() for thread in self._starting.values()):
-            for worker in self.workers:
-                if worker.process.poll() is None:
-                    worker.process.kill()
-            time.sleep(_POLL_SECONDS)
-        super().kill()
+        with interrupts.held_back():
+            with self._forking:
+                self._ending = True
+            # A thread that starts a worker ends once that worker has ended.
+            while any(thread.is_alive() for thread in self._starting.values()):
+                self.kill_workers()
+                time.sleep(_POLL_SECONDS)
+            super().kill()

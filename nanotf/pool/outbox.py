@@ -77,6 +77,9 @@ class Outbox:
         # Nothing is put after the None that ends the thread, nor written before what is queued.
         self._lock = threading.Lock()
         self._thread = OwnThread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Starts the thread; then `end` must follow. In between, no Ctrl-C may lose this object."""
         self._thread.start()
 
     def put(self, parcel: Parcel) -> None:

@@ -87,7 +87,7 @@ class Pool:
         self.owner = os.getpid()
         self.usable = True  # False while a call runs: its late answers would reach the next one
         self._closed = False
-        self._left = False  # whether a thread of its own ends it, after a second Ctrl-C
+        self._is_freed = False  # or a thread frees what it has used, after a second Ctrl-C
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: dict[int, threading.Thread] = {}  # by rank
         self._outboxes: dict[int, Outbox] = {}  # likewise
@@ -100,41 +100,44 @@ class Pool:
         self._state_block: Block | None = None
         self.group: collectives.GroupOwner | None = None
         self._key = secrets.token_bytes(KEY_NBYTES)
-        with announced(self.size, "reader" if transport == READS else "worker"):
-            self._begin()
-        # No earlier: until here, this thread reads the channels.
-        for worker in self.workers:
-            self._start_threads_of(worker)
+        with contextlib.ExitStack() as stack:
+            with announced(self.size, "reader" if transport == READS else "worker"):
+                state = ProcessState.capture(early=True)  # what the workers start with
+                self._crew = backends.crew_of(plan, transport, self._key)
+                stack.push(self._end_start)
+                self.supervisor = PoolSupervisor(self.workers, self.stall_seconds, transport)
+                self._begin(state)
+            # No earlier: until here, this thread reads the channels.
+            for worker in self.workers:
+                self._start_threads_of(worker)
 
-    def _begin(self) -> None:
+    def _begin(self, state: ProcessState) -> None:
         """Starts the workers, and waits until they are ready."""
-        plan, transport = self.plan, self.transport
-        state = ProcessState.capture(early=True)  # what the workers start with
-        self._crew = backends.crew_of(plan, transport, self._key)
-        self.supervisor = PoolSupervisor(self._crew.workers, self.stall_seconds, transport)
-        try:
-            with explaining_few_descriptors(self.size):
-                if transport == "shm":  # before the workers, so that its limits raise at once
-                    here = self._crew.here
-                    self.group = collectives.create_group(
-                        here.size, nodes=here.like_nodes(), deadline=self._crew.deadline
-                    )
-                self._crew.start()
-                self._prepare(self.workers, state)
-        except BaseException as error:
+        with explaining_few_descriptors(self.size):
+            if self.transport == "shm":  # before the workers, so that its limits raise at once
+                here = self._crew.here
+                self.group = collectives.create_group(
+                    here.size, nodes=here.like_nodes(), deadline=self._crew.deadline
+                )
+            self._crew.start()
+            self._prepare(self.workers, state)
+
+    def _end_start(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Kills the workers of a pool that could not be made: nobody else knows them."""
+        if error is not None:
             with interrupts.held_back(error):
                 self.kill()
-            raise
 
     def _start_threads_of(self, worker: Worker) -> None:
         """Starts the threads that read a worker's channel and write to it."""
         rank = worker.rank
         reader = OwnThread(target=self._read, args=(worker,), name=f"nanotf-{rank}", daemon=True)
-        reader.start()
-        self._readers[rank] = reader
-        self._outboxes[rank] = Outbox(
+        outbox = Outbox(
             worker.channel, f"nanotf-to-{rank}", lambda error: self._inbox.put((rank, error))
         )
+        self._readers[rank], self._outboxes[rank] = reader, outbox  # `kill` ends them from now on
+        reader.start()
+        outbox.begin()
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -361,7 +364,7 @@ class Pool:
         if self.owner != os.getpid():  # after a fork, the workers belong to the parent
             return
         self.usable, self._closed = False, True
-        if self._left:
+        if self._is_freed:
             return
         try:
             self.send(messages.Stop())
@@ -376,10 +379,11 @@ class Pool:
         """Kills the workers at once, and frees what they have used."""
         if self.owner != os.getpid():
             return
-        self.kill_workers()
-        if not self._left:
-            self._left = True  # also if this is interrupted: a thread frees it then
-            self._left = not interrupts.finish(self._free, "nanotf-end")
+        with interrupts.held_back():
+            self.kill_workers()
+            if not self._is_freed:
+                self._is_freed = True
+                interrupts.finish(self._free, "nanotf-end")
 
     def kill_workers(self) -> None:
         """Kills the workers at once, and does not wait for their end."""

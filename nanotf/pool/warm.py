@@ -269,7 +269,11 @@ def _start_idle_timer() -> None:
     _stop_idle_timer()
     timer = threading.Timer(idle_seconds(), close_if_idle)
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # the system allows no further thread; a result must not be lost for it
+        logger.warning("The workers stay until this process ends: no thread can be started.")
+        return
     _idle_timer = timer
 
 

@@ -26,6 +26,7 @@ from nanotf.errors import EndpointError, InvalidArgumentError
 from nanotf.estimator import Predictor, TensorFlow, TensorFlowModel, TensorFlowPredictor, serving
 from nanotf.estimator.deserializers import CSVDeserializer, NumpyDeserializer
 from nanotf.estimator.serializers import CSVSerializer, JSONSerializer
+from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.endpoints import endpoint_command, endpoint_record, endpoint_start
 from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
 from nanotf.sagemaker.endpoints.model_source import ModelSource
@@ -138,6 +139,7 @@ def test_a_predictor_of_an_address_in_threads(folder: pathlib.Path) -> None:
 
 DEPLOY = """
 import sys
+from nanotf.sagemaker.detached import starting
 from nanotf.sagemaker.endpoints import endpoint_command
 endpoint_command.server_command = lambda model, n: [sys.executable, sys.argv[1], str(model)]
 from nanotf.estimator import TensorFlowModel
@@ -379,3 +381,25 @@ def test_a_transform_writes_one_file_for_each(
     assert (folder / "results/a.csv.out").read_text() == wanted
     assert (folder / "results/sub/b.csv.out").read_text().startswith("C,3")
     assert list(endpoint_record.find_all()) == []  # its endpoint is gone
+
+
+@pytest.mark.parametrize("moment", ["start_supervisor", "wait_for_service"])
+def test_ctrl_c_while_a_transform_starts_its_server(
+    moment: str, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server runs on: nobody knows it."""
+    place = {"start_supervisor": starting, "wait_for_service": endpoint_start}[moment]
+    stock = getattr(place, moment)
+
+    def interrupted(*given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        stock(*given)
+
+    monkeypatch.setattr(place, moment, interrupted)
+    (folder / "data").mkdir()
+    (folder / "data" / "a.csv").write_text("a,1\n")
+    transformer = TensorFlowModel(_model(folder)).transformer(1, "local")
+    with pytest.raises(KeyboardInterrupt):
+        transformer.transform(folder / "data", content_type="text/csv")
+    (endpoint,) = endpoint_record.find_all()
+    assert endpoint.read_state().is_final

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import json
 import os
 import pathlib
@@ -10,20 +12,25 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from input_data import PyDataset
 from parity import digits, small_cnn
 from processes import ROOT, SECONDS
 from waiting import wait_until
 
+import nanotf
 from nanotf.parent import callbacks
 from nanotf.parent.fit import fit_call
+from nanotf.pool import warm
 from nanotf.shipping import state
+from nanotf.wire.own_threads import OwnThread
 
 pytestmark = pytest.mark.own_pool
 
@@ -322,3 +329,64 @@ def test_pool_outlives_the_thread_that_started_it(scripts: Any) -> None:
     os.kill(script.process.pid, signal.SIGKILL)
     script.process.wait()
     wait_until(lambda: _all_gone(first), "the workers end")
+
+
+class _Batches(PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(array[:10] for array in digits(20))
+
+
+def _fit(*data: Any, **options: Any) -> None:
+    small_cnn().fit(*data, verbose=0, **options)
+
+
+STARTING: dict[str, Callable[[], object]] = {
+    "workers": lambda: _fit(*digits(20), num_processes=2),
+    "readers": lambda: _fit(_Batches(), read_processes=2),
+    "both": lambda: _fit(_Batches(), num_processes=2, read_processes=2),
+    "map": lambda: nanotf.map(abs, [1, 2, 3], num_processes=2),
+}
+
+
+def _remains() -> tuple[set[threading.Thread], set[psutil.Process]]:
+    """Returns nanotf's threads and all processes, once there is no pool."""
+    warm.end_pool()
+    threads = set(filter(lambda thread: isinstance(thread, OwnThread), threading.enumerate()))
+    return threads, set(psutil.Process().children(recursive=True))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("what", STARTING)
+def test_a_start_of_a_thread_that_fails_leaves_nothing(
+    what: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is: Ctrl-C just after a thread has begun, or a system that allows no more."""
+    stock, left = threading.Thread.start, [0]
+    main = threading.main_thread()
+
+    def start(thread: threading.Thread) -> None:
+        is_interrupt = error is KeyboardInterrupt
+        counts = not is_interrupt or threading.current_thread() is main
+        left[0] -= counts and isinstance(thread, OwnThread)
+        fails = counts and left[0] == 0
+        if fails:
+            left[0] = -1
+        if is_interrupt or not fails:
+            stock(thread)
+        if fails:
+            raise error
+
+    STARTING[what]()
+    before = _remains()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for number in itertools.count(1):
+        left[0] = number
+        with contextlib.suppress(error):
+            STARTING[what]()
+        if left[0] > 0:
+            break
+        wait_until(lambda: _remains() == before, f"all ends, start {number}")
+    assert number > 1, "no thread was started"

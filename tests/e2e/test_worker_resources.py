@@ -174,6 +174,8 @@ def test_workers_get_messages_in_one_order() -> None:
         rank: outbox.Outbox(channel, "nanotf-test", pytest.fail)
         for rank, channel in enumerate(channels)
     }
+    for box in made._outboxes.values():
+        box.begin()
     made._send_lock = threading.Lock()
     threads = [
         threading.Thread(target=lambda n=n: [made.send(100 * n + k) for k in range(100)])  # type: ignore[misc]

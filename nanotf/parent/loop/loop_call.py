@@ -334,6 +334,7 @@ class _LoopCall(calls.Call):
             self._open[number] = writer = self._writer(number, stream)
             self._passes.append((source, stream.data, writer))
             self._closed[number] = 0
+            writer.begin()
         writer = self._open[number]
         writer.handle(message)
         if isinstance(message, messages.CloseStream):

@@ -100,7 +100,7 @@ class _Seat:
 
 
 class BatchReaders:
-    """The readers of one call, which start at once.
+    """The readers of one call, which start with `begin`.
 
     Args:
         max_restarts: how many readers that end are replaced.
@@ -124,6 +124,9 @@ class BatchReaders:
         self._thread = OwnThread(
             target=context.run, args=(self._run, plan), name="nanotf-readers", daemon=True
         )
+
+    def begin(self) -> None:
+        """Starts the readers, without waiting for them. Then `close` must follow."""
         self._thread.start()
 
     def __len__(self) -> int:

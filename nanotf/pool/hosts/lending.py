@@ -130,9 +130,10 @@ class Lending:
 
     # ---------------------------------------------------------------- worker to first host
     def _attend(self, worker: Worker) -> None:
-        self._outboxes.append(
-            Outbox(worker.channel, f"nanotf-to-{worker.rank}", lambda error: worker.process.kill())
-        )
+        name = f"nanotf-to-{worker.rank}"
+        outbox = Outbox(worker.channel, name, lambda error: worker.process.kill())
+        self._outboxes.append(outbox)
+        outbox.begin()
         reader = threading.Thread(
             target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
         )

@@ -11,6 +11,7 @@ from nanotf.console import logger
 from nanotf.errors import NanoError, PlacementError
 from nanotf.machine import neighbours
 from nanotf.machine.cluster import Cluster
+from nanotf.pool import interrupts
 from nanotf.pool.handles import Crew
 from nanotf.pool.hosts.crew import HostsCrew, check_between_hosts
 from nanotf.pool.hosts.members import Hosts
@@ -91,15 +92,17 @@ class RayHosts:
         self._hosts: Hosts | None = None  # None if all workers are on this node
         self._agents: list[Any] = []
         self._runs: list[Any] = []  # the results of `RayAgent.run`, each of which is an error
-        self._group = ray.util.placement_group(
-            [{"CPU": count * share} for count in counts],
-            strategy="STRICT_SPREAD",
-            bundle_label_selector=[
-                {NODE_LABEL: home},
-                *[{NODE_LABEL: f"!{home}"}] * (len(counts) - 1),
-            ],
-        )
+        self._group: Any = None
         try:
+            with interrupts.deferred():  # nobody else knows the group, which holds the CPUs
+                self._group = ray.util.placement_group(
+                    [{"CPU": count * share} for count in counts],
+                    strategy="STRICT_SPREAD",
+                    bundle_label_selector=[
+                        {NODE_LABEL: home},
+                        *[{NODE_LABEL: f"!{home}"}] * (len(counts) - 1),
+                    ],
+                )
             if not self._group.wait(PLACE_SECONDS):
                 free = ray.available_resources().get("CPU", 0)
                 raise PlacementError(
@@ -110,8 +113,9 @@ class RayHosts:
             if len(counts) > 1:
                 self._open(counts, share)
                 self._wait_for_agents()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            with interrupts.held_back(error):
+                self.close()
             raise
 
     def _open(self, counts: list[int], share: int) -> None:
@@ -221,14 +225,15 @@ class RayHosts:
         """Ends the agents, and returns the CPUs to Ray."""
         if self._owner != os.getpid():  # after a fork, all is the parent's
             return
-        if self._hosts is not None:
-            self._hosts.dismiss(0)
-        if not self._is_connected():
-            return
         try:
-            if self._runs:  # Ray reports actors that are killed in the middle of a call
+            if self._hosts is not None:
+                self._hosts.dismiss(0)
+            if self._runs and self._is_connected():
+                # Ray reports actors that are killed in the middle of a call.
                 self._ray.wait(self._runs, num_returns=len(self._runs), timeout=END_SECONDS)
         finally:  # Ctrl-C too
-            for agent in self._agents:
-                self._ray.kill(agent)
-            self._ray.util.remove_placement_group(self._group)
+            if self._is_connected():
+                for agent in self._agents:
+                    self._ray.kill(agent)
+                if self._group is not None:
+                    self._ray.util.remove_placement_group(self._group)

@@ -83,12 +83,15 @@ def start_supervisor(folder: DetachedFolder[Any, AnyState], module: str) -> None
                 timeout=_START_SECONDS,
                 check=True,
             )
-    except (NanoError, OSError, subprocess.SubprocessError) as error:
-        reason = f"The supervisor of the {kind.noun} must start. Received: {error}"
+    except BaseException as error:
+        received = error if isinstance(error, Exception) else type(error).__name__  # Ctrl-C
+        reason = f"The supervisor of the {kind.noun} must start. Received: {received}"
         state = folder.read_state()
         # Only the owner writes the state: a supervisor that took over records its own failure.
         if not state.owner.is_supervisor:
             with contextlib.suppress(OSError):  # readers see that the owner has ended
                 folder.write_state(folder.failed(state, reason, now()))
+        if not isinstance(error, (NanoError, OSError, subprocess.SubprocessError)):
+            raise
         said = last_lines(folder.supervisor_log, _TAIL)
         raise kind.error(f"{reason}\n{said}") from error

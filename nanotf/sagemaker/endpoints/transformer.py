@@ -20,10 +20,11 @@ from typing import Any
 from nanotf.console import status
 from nanotf.errors import InvalidArgumentError, UnavailableError, check_choice, check_integer
 from nanotf.machine import topology
+from nanotf.pool import interrupts
 from nanotf.sagemaker.endpoints import endpoint_start
 from nanotf.sagemaker.endpoints import model_arguments as names
 from nanotf.sagemaker.endpoints.deserializers import BytesDeserializer
-from nanotf.sagemaker.endpoints.endpoint_record import KIND
+from nanotf.sagemaker.endpoints.endpoint_record import KIND, EndpointFolder
 from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.sagemaker.endpoints.predictor import Predictor
 from nanotf.sagemaker.endpoints.serializers import IdentitySerializer
@@ -130,21 +131,20 @@ class Transformer:
     def _server(self) -> Iterator[Predictor]:
         """Serves the model in this context. After a failure, the endpoint's folder has its log."""
         name = KIND.make_name("transform")
-        with status(f"starting the endpoint {name}"):
-            endpoint = endpoint_start.start(
-                name,
-                self._source,
-                num_processes=self._num_processes,
-                ports=(0,),
-                environment=self._environment,
-            )
-            endpoint_start.wait_for_service(endpoint)
-        deserializer = BytesDeserializer("*/*" if self._accept is None else self._accept)
-        try:
+        with contextlib.ExitStack() as stack:
+            with status(f"starting the endpoint {name}"):
+                with interrupts.deferred():  # a server that nobody knows would run on
+                    endpoint = endpoint_start.start(
+                        name,
+                        self._source,
+                        num_processes=self._num_processes,
+                        ports=(0,),
+                        environment=self._environment,
+                    )
+                    stack.callback(_stop, endpoint)
+                endpoint_start.wait_for_service(endpoint)
+            deserializer = BytesDeserializer("*/*" if self._accept is None else self._accept)
             yield Predictor(name, None, IdentitySerializer(), deserializer)
-        finally:
-            if not endpoint.read_state().is_final:
-                endpoint_start.stop_and_wait(endpoint)
         shutil.rmtree(endpoint.path)
 
     def _place(self, base: pathlib.Path) -> pathlib.Path:
@@ -208,6 +208,11 @@ class Transformer:
                     yield waiting.popleft().result()
             finally:
                 threads.shutdown(cancel_futures=True)
+
+
+def _stop(endpoint: EndpointFolder) -> None:
+    if not endpoint.read_state().is_final:
+        endpoint_start.stop_and_wait(endpoint)
 
 
 def _given(compression: str | None) -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import pickle
 import tempfile
 import threading
@@ -83,7 +84,13 @@ class ServingWorker:
         self._link, self._theirs = Link.pair()
         self._loop.add_reader(self._link.sock, self.hear)
         thread = threading.Thread(target=self._run, name="nanotf-serving", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system allows no further thread
+            self._loop.remove_reader(self._link.sock)
+            self._link.close()
+            self._theirs.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     # ------------------------------------------------------------------------------- in a thread
     def _run(self) -> None:

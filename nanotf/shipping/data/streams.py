@@ -433,6 +433,9 @@ class StreamWriter:
         self._waits_since: float | None = None  # for the workers; None while it reads
         self._thread = OwnThread(target=self._run, name=f"nanotf-stream-{stream}")
         self._thread.daemon = True  # the user's code may never return
+
+    def begin(self) -> None:
+        """Starts the thread; then `stop` must follow."""
         self._thread.start()
 
     # ---------------------------------------------------------- called by the call's thread

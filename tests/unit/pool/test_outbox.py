@@ -23,7 +23,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 def _outbox(channel: Channel, failures: list[BaseException]) -> Outbox:
-    return Outbox(channel, "to-worker", failures.append)
+    made = Outbox(channel, "to-worker", failures.append)
+    made.begin()
+    return made
 
 
 def _order(number: int, size: int = 0, descriptors: tuple[int, ...] = ()) -> Parcel:

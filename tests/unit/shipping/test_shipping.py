@@ -214,6 +214,7 @@ def test_workers_may_wait_for_slow_user_data_only() -> None:
     """Workers may wait for the user's data without limit, and for nothing else."""
     data = _SlowData()
     writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail, 0)
+    writer.begin()
     assert writer.owes(0)
     data.come.set()
     wait_until(lambda: not writer.owes(0), "it waits for the workers")
@@ -230,6 +231,7 @@ def test_streams_that_end_after_their_job_do_not_disturb_the_next() -> None:
     writer = StreamWriter(
         0, data, (), True, 2, lambda message, _: sent.append(message), pytest.fail, 0
     )
+    writer.begin()
     writer.begin_epoch()
     writer.stop(seconds=0)  # the user's code is making a batch
     data.come.set()

@@ -146,6 +146,7 @@ def test_an_outbox_waits_in_place_of_the_sender(ends: tuple[Channel, Channel]) -
     parent, worker = ends
     failures: list[BaseException] = []
     outbox = Outbox(parent, "nanotf-test", failures.append)
+    outbox.begin()
     reader, writer = os.pipe()
     big = packed(messages.Order(1, b"x" * 10**7, (1,)))
     parcels = [Parcel(big, [writer], 1) for _ in range(3)]

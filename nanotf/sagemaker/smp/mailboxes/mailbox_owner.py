@@ -24,6 +24,7 @@ from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.outboxes import InboxSender
 from nanotf.sagemaker.smp.mailboxes.waits import RankReports, describe
 from nanotf.wire.memory_files import above_standard
+from nanotf.wire.own_threads import OwnThread
 
 
 class MailboxOwner:
@@ -159,9 +160,9 @@ def supervised(owner: MailboxOwner) -> Iterator[None]:
                 owner.read()
                 owner.flush()
 
-    thread = threading.Thread(target=run, name="nanotf-mailboxes", daemon=True)
-    thread.start()
+    thread = OwnThread(target=run, name="nanotf-mailboxes", daemon=True)
     try:
+        thread.start()
         yield
     finally:
         os.close(writer)

@@ -150,6 +150,20 @@ def test_a_supervisor_that_does_not_start(
     assert "supervisor of the job must start" in str(state.failure_reason)
 
 
+def test_ctrl_c_while_a_supervisor_starts(
+    script: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(words: list[str], **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starting.subprocess, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        launch.start(JobRequest("a", SourceCode(str(script))), tmp_path / "jobs")
+    state = JobFolder(tmp_path / "jobs/a").read_state()
+    assert state.status == "Failed"
+    assert "Received: KeyboardInterrupt" in str(state.failure_reason)
+
+
 def test_trees_of_two_hosts(
     script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
 ) -> None:
