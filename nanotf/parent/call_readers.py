@@ -80,7 +80,7 @@ def attached(
     readers = Readers(call)
     seed = _seed(call.model)
     readers.prepare(found, where, Settings(number, most, max_restarts, seed))
-    with warm.keeping_zygote():
+    with warm.keeping_zygote():  # its end would end the readers, its forks
         try:
             yield readers
         except Exception as error:
@@ -258,7 +258,7 @@ class Readers:
     def close(self) -> None:
         """Ends the readers."""
         with self._starting:
-            self._has_ended = True
+            self._has_ended = True  # an iterator that TensorFlow still reads must start none
             readers = self._running
         if readers is not None:
             readers.close()

@@ -86,6 +86,7 @@ class ParentCallbacks:
         users = [
             c
             for c in self.list.callbacks
+            # By exact class: a subclass of the user's may look at the model.
             if type(c) not in own and keras_callbacks.said_need(c) is not Need.PROGRESS
         ]
         self._histories = [
@@ -152,5 +153,5 @@ class ParentCallbacks:
             if history.epoch[-1:] == [epoch]:  # it was interrupted
                 history.epoch.pop()
             for name in list(found):
-                del found[name][counts.get(name, 0) :]
+                del found[name][counts.get(name, 0) :]  # what the interrupted hook has recorded
             history.on_epoch_end(epoch, logs)

@@ -76,7 +76,7 @@ class Call:
         self.clock = timing.CallTimes()
         self.restarts = 0
         self._data_failed: messages.DataFailed | None = None
-        self._failed_at = 0.0
+        self._failed_at = 0.0  # of `time.monotonic`
         self._abandoned = False  # whether all workers have ended a call whose data raised
         # By rank: the hook at which it waits, and the results of those that have ended the call.
         self._waiting: dict[int, messages.Waiting] = {}
@@ -352,7 +352,7 @@ class Call:
             return
         with self.clock.hook(first.hook):
             answer = self.reply(first)
-        self.poll()
+        self.poll()  # SIGTERM may have come during the hook
         self.workers.send(answer)
         self._waiting.clear()
         self.on_replied()

@@ -35,6 +35,7 @@ current: RunDefault | None = None
 # Whether all code runs in this process, whatever it asks for; `cli.recorded` sets it.
 alone = False
 
+# Of a context: another thread of the user's may call `fit` at the same time.
 _is_ours = contextvars.ContextVar("_is_ours", default=False)
 
 

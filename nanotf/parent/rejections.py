@@ -90,6 +90,7 @@ def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
         return False
     _, y, weights = tf.keras.utils.unpack_x_y_sample_weight(specs)
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or ())
+    # Keras's losses reduce the last axis: a weight is for what is left, or for a row.
     usual = [tf.TensorShape(one.shape)[1:-1] for one in outputs]
     if not usual:
         usual = [
@@ -102,7 +103,7 @@ def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
         if spec is None or not spec.shape.rank:
             continue
         own = spec.shape[1:]
-        own = own[:-1] if own.rank and own[-1] == 1 else own
+        own = own[:-1] if own.rank and own[-1] == 1 else own  # Keras drops such an axis, too
         if own.rank and not any(own.is_compatible_with(shape) for shape in usual):
             return True
     return False

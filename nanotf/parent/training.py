@@ -100,6 +100,7 @@ def fit(
             elif read.call.given is None:
                 history = call()  # raises Keras's own error
             else:
+                # Not if the user asks for workers, who gets the error; nor for a rest, see below.
                 from_begin = num_processes is None and options.begins_at is None
                 otherwise = alone if from_begin else None
                 placed = sized.avoiding(read.cores)

@@ -24,4 +24,4 @@ def common_rows(signature: Signature, inputs: Mapping[str, np.ndarray[Any, Any]]
     if len(lengths) != 1:
         return None
     length = lengths.pop()
-    return (length[0] or None) if length else None
+    return (length[0] or None) if length else None  # without rows it runs by itself

@@ -106,6 +106,7 @@ def bytes_of(value: Any) -> bytes:
     """
     if not is_bytes_object(value):
         raise Refusal(400, f"JSON Value: {shown(value)} not formatted correctly for base64 data")
+    # As absl::Base64Unescape: white space does not count, and padding may be missing.
     text = "".join(value[_BYTES].split()).rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -328,7 +329,7 @@ def _written(value: Any, as_bytes: bool) -> Any:
 def _with_tokens(text: bytes, array: Array) -> bytes:
     """Puts a token in place of each null that orjson has written, in order."""
     odd = array[~np.isfinite(array)].tolist()
-    parts = text.split(_NULL)
+    parts = text.split(_NULL)  # numbers and booleans have no other null
     pieces = [parts[0]]
     for value, part in zip(odd, parts[1:], strict=True):
         token = b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity"

@@ -15,7 +15,7 @@ from nanotf.serving.interface import Refusal
 
 _SHOWN = 256  # characters of a value in the text of an error; TensorFlow Serving shows as many
 _LONGEST_INTEGER = 20  # digits and sign of -2**63, and digits of 2**64
-_HALF_OF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF_OF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # alone it is no character of UTF-8
 _WHITE = b" \t\r\n"
 
 
@@ -99,7 +99,7 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int | float:
-    if len(text) <= _LONGEST_INTEGER:
+    if len(text) <= _LONGEST_INTEGER:  # `int` of a long text takes quadratic time
         number = int(text)
         if -(2**63) <= number < 2**64:
             return number

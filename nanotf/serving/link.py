@@ -42,7 +42,7 @@ class Link:
     def pair() -> tuple[Link, socket.socket]:
         """Returns one end, which does not wait when it sends, and the socket of the other."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        ours.setblocking(False)  # the front's only thread must not wait for a worker
         return Link(ours), theirs
 
     def send(self, header: Any, contents: Sequence[bytes] = ()) -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _OURS = re.compile(r"/v2(?:/.*)?", re.DOTALL)
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|infer))?/?")
-_VERSION = re.compile(r"[0-9]{1,18}")
-_BINARY = "inference-header-content-length"
+_VERSION = re.compile(r"[0-9]{1,18}")  # below 2**63, whatever the digits
+_BINARY = "inference-header-content-length"  # sent with the extension for binary data
 
 
 class OpenInference(Interface):

@@ -64,7 +64,7 @@ def answers(link: Link) -> tuple[float, list[tuple[Response, int]]]:
     """
     (seconds, heads), bodies = link.receive()
     return seconds, [
-        (Response(status, bytes(body), kind, headers), rows)
+        (Response(status, bytes(body), kind, headers), rows)  # copied: the link reuses its memory
         for (status, kind, headers, rows), body in zip(heads, bodies, strict=True)
     ]
 
@@ -74,7 +74,7 @@ def next_question(link: Link) -> tuple[int, list[Request]]:
     """Waits for requests; returns the place of their version, and them."""
     (place, heads), bodies = link.receive()
     return place, [
-        Request(interface, verb, bytes(body), headers)
+        Request(interface, verb, bytes(body), headers)  # copied: the link reuses its memory
         for (interface, verb, headers), body in zip(heads, bodies, strict=True)
     ]
 

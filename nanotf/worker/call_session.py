@@ -47,8 +47,8 @@ class CallSession:
             with output.RelayedOutput(send, _NO_TERMINAL):
                 result = function(*arguments, message.descriptors)
             answer: messages.Message = messages.OrderDone(message.order, self._rank, result)
-        except ChannelClosed:
+        except ChannelClosed:  # the parent is gone: the inbox ends this process
             raise
-        except BaseException as error:
+        except BaseException as error:  # SystemExit, too: the order must have an answer
             answer = order_failed(message.order, self._rank, error)
         self._channel.send(answer)

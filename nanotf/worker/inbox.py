@@ -30,7 +30,7 @@ class Inbox:
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
         self._wrote: queue.SimpleQueue[messages.Wrote] = queue.SimpleQueue()
-        self._unread: list[messages.Wrote] = []
+        self._unread: list[messages.Wrote] = []  # taken from `_wrote`, but not asked for yet
         self.pauses: int | None = None  # the order that the parent last asked to pause
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
@@ -44,6 +44,7 @@ class Inbox:
 
     def wrote(self, order: int, what: str) -> messages.Wrote:
         """Waits until rank 0 has written `what` in an order; returns each message once."""
+        # A function that has raised on this rank leaves messages of its order.
         self._unread = [message for message in self._unread if message.order == order]
         while not any(message.what == what for message in self._unread):
             self._unread.append(self._wrote.get())
@@ -55,9 +56,9 @@ class Inbox:
         try:
             while True:
                 self._route(self.channel.receive())
-        except ChannelClosed:
+        except ChannelClosed:  # `sys.exit` would end this thread alone
             os._exit(1)
-        except BaseException:
+        except BaseException:  # without a reader, the main thread would wait forever
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -71,6 +72,7 @@ class Inbox:
         from nanotf.wire.blocks import Block
 
         count = len(message.blocks)
+        # They follow the message: the next `receive` would take their bytes for a message.
         fds = self.channel.receive_fds(count + len(message.descriptors))
         blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]
         message = dataclasses.replace(message, descriptors=tuple(fds[count:]))

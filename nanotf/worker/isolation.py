@@ -108,6 +108,7 @@ class Contents:
             return self._noted(value, names_of, mutables.same_names)
         if (kind := mutables.kind_of(value)) is not None:
             return [type(value), *self._noted(value, kind.mark or kind.take, kind.same)]
+        # An eager tensor cannot be written to. A variable can: only it has `assign`.
         if not (tf.is_tensor(value) and hasattr(value, "numpy") and not hasattr(value, "assign")):
             self.is_known = False
         return ()
@@ -223,6 +224,7 @@ class IsolatedFunction:
 
         Garbage must then be collected: a class that is still there would be used again.
         """
+        # If modules go, so does the function, which may hold their objects.
         is_touched = self._modules.end() or self._is_touched()
         if is_touched:
             self._loaded = self._contents = None

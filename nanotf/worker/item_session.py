@@ -47,8 +47,8 @@ class _CallOfItems:
 class _Item:
     """An item that this worker is to run."""
 
-    order: int
-    index: int
+    order: int  # its number
+    index: int  # among all items of the call
     seed: int
     pickled: Pickled
     block: Block | None  # holds its arrays
@@ -91,6 +91,7 @@ class ItemSession:
         arguments = {"descriptors": descriptors} if descriptors else {}
         with quiet_bars.quiet_by_default() if call.quiet else contextlib.nullcontext():
             for item in _items(message.order, order, blocks, arguments):
+                # The parent takes back all that were not begun: those that follow are its own, too.
                 if not call.claims.take(item.order, item.index):
                     break
                 self._run_item(call, item)
@@ -123,13 +124,14 @@ class ItemSession:
         result, failed = None, None
         try:
             result = self._result(call, item)
-        except ChannelClosed:
+        except ChannelClosed:  # the parent is gone: the inbox ends this process
             raise
-        except BaseException as error:
+        except BaseException as error:  # SystemExit, too: it ends the item, not the worker
             failed = order_failed(item.order, self.rank, error)
         # Before the report, so that the parent sees how much memory is left in use.
         self._process.end(thoroughly=call.function.end())
         seconds = time.perf_counter() - begin
+        # A record could overtake what the channel still carries, such as the item's prints.
         body = None if result is None or self._has_spoken else result.body
         if body is None or not call.claims.record(item.index, seconds, body):
             ended = messages.ItemEnded(item.order, item.index, seconds, result, failed)
@@ -152,7 +154,7 @@ class ItemSession:
         assert block.fd is not None
         self._has_spoken = True
         self.channel.send(messages.Returned(self._order, found, block.nbytes), [block.fd])
-        block.close_fd()
+        block.close_fd()  # the parent has its own by now
         return None
 
     def _print(self, stream: str, text: str) -> None:

@@ -28,6 +28,7 @@ def _setup(
     """Sends `Hello`, receives the setup, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(port, tuple(warnings)))
     setup = channel.receive()
+    # The group's memory, then its connections to other hosts.
     fds = channel.receive_fds(1 + setup.connections if setup.group is not None else 0)
     setup.state.begin()
     try:
@@ -89,7 +90,7 @@ def run(fd: int, fork: messages.Fork) -> int:
     process.write_log()
     process.write_stacks()
     warnings = process.pin(fork.cores)
-    process.size_blas()
+    process.size_blas()  # after `pin`, whose cores it counts
     time_slices.finish_slices()
     process.bind_memory(fork.numa_node)
     channel = Channel(socket.socket(fileno=fd))

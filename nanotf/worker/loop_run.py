@@ -30,7 +30,7 @@ from nanotf.wire.channel import ChannelClosed
 from nanotf.wire.parts import Part
 from nanotf.worker import output
 
-PROGRAMS_KEPT = 2
+PROGRAMS_KEPT = 2  # each holds its models and the graphs of its steps in memory
 
 
 class _LoopBatches:
@@ -228,6 +228,7 @@ class LoopRun:
         kept.begin(self, arrays)
         self._load(kept)
         program = kept.program
+        # Rank 0 alone sends what the function has changed.
         before = mutables.ContentsSnapshot(program.mutables if session.rank == 0 else ())
         if session.rank == 0:
             program.note_attributes()
@@ -323,10 +324,10 @@ class LoopRun:
         block = packer.block()
         assert block.fd is not None
         self.session.channel.send(messages.Returned(self.number, pickled, block.nbytes), [block.fd])
-        block.close_fd()
+        block.close_fd()  # the parent has its own by now
 
     def _end(self, kept: _KeptProgram) -> orders.LoopEnd:
-        self.state.store_rank(1, self.session.rank)
+        self.state.store_rank(1, self.session.rank)  # turn 0 has the parent's values
         if self.session.says_written:
             spans = self.state.spans_of_rank(1, self.session.rank)
             self.written = messages.written(self.order.state_block, spans)

@@ -81,7 +81,7 @@ class _ModelRun:
         self.number = number
         self.order = order
         self.blocks = blocks
-        self._last_progress = 0.0
+        self._last_progress = 0.0  # `time.monotonic()` of the last batch event that was sent
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
         self.reader = session.reader
         self._attributes = b""  # pickled, the model's plain ones when last looked at
@@ -321,7 +321,7 @@ class FitRun(_ModelRun):
                 validation_steps=validation_steps,
                 validation_freq=order.validation_freq,
                 callbacks=self._callbacks(),
-                shuffle=False,
+                shuffle=False,  # the parent draws the order of the rows
                 verbose=0,
             )
         return bool(self.model._nanotf_runs_python)
@@ -388,7 +388,7 @@ class FitRun(_ModelRun):
         if self.model.stop_training or not vote.is_due(made):
             return
         if vote.agree(made):
-            self.inbox.pauses = None
+            self.inbox.pauses = None  # else the next vote would pause once more
             self._send_held()
             self._last_wait = orders.PAUSE
             self._store_and_ask(orders.PAUSE, made, plain_logs(logs), True)
@@ -543,4 +543,4 @@ class PredictRun(_ModelRun):
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # before a callback gets the batch's outputs
-        self._ask(name, index, None)
+        self._ask(name, index, None)  # the logs hold outputs, which the writer has sent

@@ -19,7 +19,7 @@ def order_failed(order: int, rank: int, error: BaseException) -> messages.OrderF
     try:
         pickled = pickling.dumps(error)
         pickle.loads(pickled)  # some exceptions pickle, but do not unpickle
-    except BaseException:
+    except BaseException:  # the parent then raises with the text alone
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:

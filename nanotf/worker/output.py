@@ -86,10 +86,11 @@ def warning_parent(session: Any, order: int, is_in_step: Callable[[], bool]) -> 
     stock = warnings.showwarning
 
     def show(message: Any, category: Any, file: str, line: int, *rest: Any, **named: Any) -> None:
+        # The parent unpickles it by name, and may not have a class of the user's.
         own = next(c for c in category.__mro__ if c.__module__ == "builtins")
         if is_in_step():
             session.channel.send(messages.Warned(order, str(message), own, file, line))
-        stock(message, category, file, line, *rest, **named)
+        stock(message, category, file, line, *rest, **named)  # for this worker's log
 
     handler = _Logs(session.channel.send, order, is_in_step)
     loggers = LIBRARIES.values()
@@ -123,7 +124,7 @@ class _Relay(io.TextIOBase):
     def write(self, text: str) -> int:
         with _order:
             self._texts.append(text)
-            if "\n" in text or "\r" in text:
+            if "\n" in text or "\r" in text:  # a bar redraws its line after a return
                 self._pass_on()
         return len(text)
 
@@ -133,7 +134,7 @@ class _Relay(io.TextIOBase):
 
     def _pass_on(self) -> None:
         text = ""
-        while self._texts:
+        while self._texts:  # a destructor may print, and so append, meanwhile
             text += self._texts.popleft()
         if text:
             self._send(text)
@@ -157,9 +158,10 @@ class TensorFlowPrints:
         self._standard: tuple[Any, ...] = ()  # streams that `tf.print` takes for the user's
         self._replacement = self._make_replacement()
         self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
+        os.set_blocking(self._reader, False)  # two threads read: one may find nothing left
         self._poll = select.poll()
         self._poll.register(self._reader, select.POLLIN)
+        # A read may end in the middle of a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._path = f"file:///proc/self/fd/{self._writer}"
         threading.Thread(target=self._read, name="nanotf-prints", daemon=True).start()
@@ -197,7 +199,7 @@ class TensorFlowPrints:
     def _make_replacement(self) -> Callable[..., Any]:
         @functools.wraps(tf.print)
         def tf_print(*values: Any, **options: Any) -> Any:
-            if scope.proof is not None:
+            if scope.proof is not None:  # the user's code runs once more for it
                 return None
             if any(options.get("output_stream") is stream for stream in self._standard):
                 options["output_stream"] = self._path
@@ -230,7 +232,7 @@ def to_parent(
     """
     if session.rank != 0:
         return contextlib.nullcontext()
-    log = sys.stdout
+    log = sys.stdout  # before `RelayedOutput` replaces it
 
     def send(stream: str, text: str) -> None:
         if quiet:

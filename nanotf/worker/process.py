@@ -70,6 +70,7 @@ def size_blas() -> None:
     paths = {line.partition("/")[2] for line in lines if "openblas" in line.rpartition("/")[2]}
     for path in paths:
         with contextlib.suppress(OSError):  # its file was replaced
+            # A handle of the library that is loaded; never loads another.
             library = ctypes.CDLL(f"/{path}", os.RTLD_NOLOAD | os.RTLD_NOW)
             for name in _BLAS_SETTERS:
                 if (setter := getattr(library, name, None)) is not None:
@@ -98,7 +99,7 @@ def write_stacks() -> None:
         return
     faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGQUIT, all_threads=True)
+        faulthandler.register(signal.SIGQUIT, all_threads=True)  # see `pool.handles.STACK_SIGNAL`
 
 
 def leave_interrupts_to_parent() -> None:
@@ -138,6 +139,7 @@ class _LogFile(io.FileIO):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
+            # As if written: else BufferedWriter keeps the data, and each later print raises again.
             return len(memoryview(data).cast("B"))
 
 
@@ -160,5 +162,6 @@ def bind_memory(numa_node: int | None) -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(name)
+        # After -1 all other functions are undefined: numa(3).
         if library.numa_available() >= 0 and library.numa_max_node() > 0:
             library.numa_set_preferred(ctypes.c_int(numa_node))

@@ -76,7 +76,7 @@ class ReadingSession:
         try:
             batch = self._read(order, message.order)
             answer: messages.Message = messages.OrderDone(message.order, self.rank, batch)
-        except ChannelClosed:
+        except ChannelClosed:  # the parent is gone: the inbox ends this process
             raise
         except BaseException as error:
             answer = order_failed(message.order, self.rank, error)
@@ -96,7 +96,7 @@ class ReadingSession:
         if block is not None:
             assert block.fd is not None
             self._channel.send(messages.Returned(number, slot, block.nbytes), [block.fd])
-            block.close_fd()
+            block.close_fd()  # the parent has its own by now
         return orders.BatchRead(body, packer.places(), slot)
 
 
@@ -109,7 +109,7 @@ def _open(order: orders.DatasetOrder, message: messages.Order) -> _Opened:
         message.state.restore()
         body = pickled[: order.nbytes]
         dataset, held = datasets.loads(body.data, [array.data for array in arrays])
-    except Exception as error:
+    except Exception as error:  # raised by `_read`: this order has no answer
         dataset, held = error, []
     return _Opened(dataset, held, order.seed)
 

@@ -189,7 +189,7 @@ def _found_by_extent(step: Any) -> Any:
 
 def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
     """Returns a Keras step function that calls `_nanotf_data_end` when its data end."""
-    if step is None or hasattr(step, "_nanotf_kind"):
+    if step is None or hasattr(step, "_nanotf_kind"):  # Keras has kept a wrapped one
         return step
 
     def telling(iterator: Any) -> Any:

@@ -42,7 +42,7 @@ from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 from nanotf.worker.order_failure import order_failed
 
-MODELS_KEPT = 2
+MODELS_KEPT = 2  # each holds its variables and the graphs of its steps in memory
 # Python decides when to collect reference cycles by the number of objects, not by their size.
 DROPPED_BYTES = 2**27
 ORDERS_PER_COLLECTION = 16
@@ -87,7 +87,7 @@ class Session:
                 setup.stall_seconds,
                 lambda: stopwatch.step_since,
                 tell,
-                lambda: self.watched(),
+                lambda: self.watched(),  # looked up each time: each call sets another
             )
         self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
@@ -178,6 +178,7 @@ class Session:
         state = repr((trace, process_state.trace_key()))
         key = hashlib.sha256(data + state.encode()).digest()
         kept = self._models.get(key)
+        # An optimizer is built for its shards: for others the model is made anew.
         if kept is None or (trains and kept.has_optimizer and kept.shards != shards):
             model, numbered = heap.load_model(data)
             ahead = replica.become_replica(model, self.stopwatch)
@@ -199,7 +200,7 @@ class Session:
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
         if self._dropped > DROPPED_BYTES:  # too much to keep until the call's end
             self._dropped = 0
-            del kept, variables
+            del kept, variables  # this frame must not keep the model from being collected
             gc.collect()
 
     def _build_metrics(self, kept: KeptModel, specs: Any, step: str) -> None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 5.0  # between reports, at most
 POLL_SECONDS = 1.0  # how often a `StepWatch` looks
 
 
 def beat_seconds(stall_seconds: float) -> float:
     """Returns the seconds between a worker's reports of progress."""
-    return min(BEAT_SECONDS, stall_seconds / 4)
+    return min(BEAT_SECONDS, stall_seconds / 4)  # a late report is not yet a stall
 
 
 class Heartbeat:

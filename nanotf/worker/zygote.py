@@ -55,7 +55,7 @@ class _Zygote:
         self._channel, self._parent = channel, parent
         self._own_pid = os.getpid()
         self._pipes: dict[int, int] = {}  # to report about a worker, by its process id
-        self._woken, waking = os.pipe()
+        self._woken, waking = os.pipe()  # a signal writes a byte: it wakes `serve`
         for fd in (self._woken, waking):
             os.set_blocking(fd, False)
         # The parent may ignore SIGCHLD, and children inherit that.
@@ -95,15 +95,16 @@ class _Zygote:
         try:
             pid = forking.fork()
         except OSError as error:
-            _tell(pipe, -(error.errno or errno.EAGAIN))
+            _tell(pipe, -(error.errno or errno.EAGAIN))  # below 0: no process id
             os.close(pipe)
             return -1
-        self._pipes[pid] = pipe
+        self._pipes[pid] = pipe  # in the fork, under 0: it closes this one with the others
         if pid > 0:
             _tell(pipe, pid)
         return pid
 
     def _report_ended(self) -> None:
+        # All of them: signals of one kind merge, so one byte may tell of several ends.
         for pid, pipe in list(self._pipes.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -163,7 +164,7 @@ def become(fd: int, parent: int, key: bytes, log: int) -> NoReturn:
     """
     code = 1
     try:
-        gc.disable()
+        gc.disable()  # a collection would finalize objects of the parent's
         _of_parent.extend([sys.stdin, sys.stdout, sys.stderr])
         os.setsid()
         for standard in STANDARD[1:]:
@@ -245,7 +246,7 @@ def _live(fd: int, parent: int, key: bytes, *, imports: bool) -> int:
     except ChannelClosed:
         os._exit(0)  # also ends any workers, and skips TensorFlow's destructors
     os.environ.clear()
-    os.environ.update(order.environ)
+    os.environ.update(order.environ)  # as the parent asks: the zygote's may be older
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
     return life.run(sock, order)

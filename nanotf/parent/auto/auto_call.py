@@ -68,7 +68,7 @@ class AutoCall:
             a.epochs,
             self._steps,
         )
-        return self._with(callbacks=self._list, verbose=0)
+        return self._with(callbacks=self._list, verbose=0)  # the list has the bar
 
     def rest(self, epoch: int, number: int) -> tuple[KerasCall, FitOptions]:
         """Returns the call that trains the rest, and its options.

@@ -28,6 +28,7 @@ def numbers(
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
     """
+    # The shell's limit is of this machine, not of one that is only described.
     cap = shell_state.cores_cap(os.environ) if machine is None else None
     machine = machine or topology.describe_machine()
     cores = topology.check_cores(cores)

@@ -61,7 +61,7 @@ def decide(measured: Sequence[Measured], steps: int | None) -> int:
         1 unless several are clearly faster.
     """
     found = {m.num_processes: m.seconds(steps) for m in measured if m.step is not None}
-    if 1 not in found:
+    if 1 not in found:  # nothing to compare with
         return 1
     best = min(found, key=lambda n: found[n])
     return best if found[best] < rule.WORTH * found[1] else 1
@@ -131,7 +131,7 @@ class Auto:
         train = data.train  # the data themselves are not kept: they may be large
         self._batch = train.batch_size if isinstance(train, inputs.ArrayInput) else None
         self._specs = data.specs
-        if not choice_cache.entries():
+        if not choice_cache.entries():  # spares the work below, which may build the model
             return None
         budget = Budget()
         with timed_fits.unchanged(self._model):
@@ -296,6 +296,7 @@ class Auto:
             self._remember(measured)
         now = measured if is_new else self._with_warm_pool(measured)
         number = decide(now, steps)
+        # Times of an earlier call do not tell if workers can have this model.
         if number > 1 and trial is None and self._trial() is None:
             return Choice()
         when = "" if self._date is None else f"; as measured on {self._date}"

@@ -100,7 +100,7 @@ def _is_measured(value: Any) -> bool:
     return (
         rest.keys() == {"num_processes", "step", *_OPTIONAL}
         and isinstance(number, int)
-        and not isinstance(number, bool)
+        and not isinstance(number, bool)  # JSON's true, which Python takes for 1
         and number >= 1
         and (step is None or _is_time(step))
         and _is_time(rest["start_up"])

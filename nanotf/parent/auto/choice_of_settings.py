@@ -166,7 +166,7 @@ def choose(
         measured = _tried(model, arguments, tune, number, plan, transport, budget, one)
         when = f"measured in {budget.spent():.1f} s"
         found = [dataclasses.asdict(m) for m in measured if m.step is not None]
-        if len(found) > 1:
+        if len(found) > 1:  # one alone has nothing to compare with
             choice_cache.remember_now(key, found, str(model.name))
     chosen = _decide(model, tune, measured)
     compared = [m.losses for m in measured if m.setting in ("", _label(model, chosen))]
@@ -183,6 +183,7 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tu
         kept = chosen
         for way in _WAYS[name]:
             step = steps.get(_label(model, (*kept, way)))
+            # The second way has only to beat the first, which was clearly faster.
             worth = rule.WORTH if chosen == kept else 1.0
             if best is not None and step is not None and step < worth * best:
                 chosen, best = (*kept, way), step

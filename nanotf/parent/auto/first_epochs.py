@@ -36,7 +36,7 @@ class StepClock:
         self._seconds, self._steps = 0.0, 0
         self._began: float | None = None  # of the time of this epoch that counts
         self._index = self._last = -1  # of steps in this epoch: before that time, and the last
-        self._ended = 0.0
+        self._ended = 0.0  # when the last step did
 
     def begin_epoch(self) -> None:
         """Adds up the epoch before; the time between epochs does not count."""
@@ -57,7 +57,7 @@ class StepClock:
         now = self._now()
         if self.first is None and self._began is not None:
             self.first = now - self._began
-            self._began, self._index = now, index
+            self._began, self._index = now, index  # the step that was traced does not count
         self._last, self._ended = index, now
 
     def _sums(self) -> tuple[float, int]:

@@ -149,7 +149,7 @@ class FitCall(ModelCall):
         return keras_metrics.metric_state(self.model)
 
     def begin(self) -> list[Block]:
-        self.sent = SentOrder()
+        self.sent = SentOrder()  # new workers have stored nothing
         is_first, begins_at = not self.progress.has_begun, self.options.begins_at
         if is_first:
             self._begin_training()
@@ -159,6 +159,7 @@ class FitCall(ModelCall):
             self.progress.last, self.progress.continues = Moment(begins_at, 0, []), True
         if self.progress.continues:
             self._begin_again(self.progress.last)
+        # After `_begin_again`, which opens the data whose blocks these are.
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
         variables = keras_metrics.metric_state(self.model)
@@ -181,7 +182,7 @@ class FitCall(ModelCall):
             a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
         )
         if self.data.own_validation is not None:
-            self.callbacks.look_at_model = True
+            self.callbacks.look_at_model = True  # `evaluate` runs here, with the workers' values
             keras_runs.forget_validation_data(self.model)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
@@ -352,7 +353,7 @@ class FitCall(ModelCall):
                 self.sent.epoch_end = ended and dataclasses.replace(ended, logs=logs)
             self.callbacks.call(first.hook, first.index, logs)
             if is_end:
-                home.note()
+                home.note()  # the result, even if no callback has looked at the model
         if first.hook == "on_epoch_begin":
             self._begin_epoch(first.index)
         self._tell_data(first.hook, first.index)

@@ -69,8 +69,8 @@ def _arguments(call: FitCall, checkpoints: CheckpointWriter, watch: Any) -> dict
         "initial_epoch": first,
         "validation_freq": a.validation_freq,
         "callbacks": _callbacks(call, checkpoints, watch),
-        "shuffle": False,
-        "verbose": 0,
+        "shuffle": False,  # the data come in the order that was drawn
+        "verbose": 0,  # the list has the bar
     }
 
 
@@ -81,6 +81,7 @@ def _data(call: FitCall) -> dict[str, Any]:
 
     def dataset(source: Any) -> Any:
         orders = None if source.order is None or data.orders is None else data.orders.drawn()
+        # `arrays` has those for training first, as `FitData` opens them.
         return source.dataset_over(next(arrays), orders, 0, 1, extents=False)
 
     if data.read is not None:

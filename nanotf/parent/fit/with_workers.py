@@ -87,6 +87,7 @@ def _kept(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(given.get("x"), types.GeneratorType):
         return given, given
     first, second = itertools.tee(given["x"])
+    # Generators again: Keras 3 knows them by their class, and refuses other iterators.
     return {**given, "x": (x for x in first)}, {**given, "x": (x for x in second)}
 
 

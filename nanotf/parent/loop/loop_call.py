@@ -269,7 +269,7 @@ class _LoopCall(calls.Call):
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
         self._passes: list[tuple[LoopSource, OnePass, streams.StreamWriter]] = []
-        blocks = [self.workers.state_block(self.layout.nbytes)]
+        blocks = [self.workers.state_block(self.layout.nbytes)]  # the first: `STATE_BLOCK`
         if self.packer.nbytes:
             blocks.append(self.packer.block())
         self.state = SharedVariables(self.layout, blocks[0], self.variables)

@@ -45,7 +45,7 @@ class Results(Iterator[Any]):
         self._count, self._passed = count, 0
         # A daemon, and no finalizer at exit: the process does not wait for results that nobody
         # reads, and `warm` ends the workers.
-        context = contextvars.copy_context()
+        context = contextvars.copy_context()  # has the user's `console.silent`
         self._thread = OwnThread(
             target=context.run, args=(run.run,), name="nanotf-map", daemon=True
         )
@@ -146,7 +146,7 @@ class Results(Iterator[Any]):
         self._bar.end()  # before an error is printed
         if self._passed < self._count:
             with interrupts.held_back(error):
-                self._passed = self._count
+                self._passed = self._count  # `next` then stops
                 self._stop()
                 if self._run.has_workers:  # else it waits for them, for the next call
                     interrupts.wait_for(self._thread, END_SECONDS)

@@ -149,6 +149,7 @@ class ItemRun:
     def _hear(self, pool: ItemPool) -> None:
         """Waits for an event and handles it."""
         is_ahead = any(len(given) > 1 for given in self._given.values())
+        # A record in a pipe wakes nobody: while there may be some, they are looked for more often.
         if (event := pool.event(AHEAD_SECONDS if is_ahead else POLL_SECONDS)) is not None:
             rank, found = event
             self._HANDLERS[type(found)](self, pool, rank, found)

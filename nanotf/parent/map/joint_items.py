@@ -59,7 +59,7 @@ def together(
     policy = Policy(backends.plan("local", size, None, None), 0, None, None)
     task = item_call.task_of(function, range(size), shared, 0, orders.Terminal.capture(), False)
     run = _JointItems(task, policy, descriptors, labels, placed)
-    with Results(run, size, True, True, in_place=True) as results:
+    with Results(run, size, True, True, in_place=True) as results:  # ordered; raises
         return results.all()
 
 

@@ -152,7 +152,7 @@ class BatchReaders:
             except WorkerDied as error:
                 logger.warning("%s The other readers read its batches.", error.what)
                 with self._lock:
-                    self._seats.pop()
+                    self._seats.pop()  # its own: `_adding` keeps others from adding one
                 return False
             return True
 
@@ -207,6 +207,7 @@ class BatchReaders:
             if reading.future.cancelled():
                 continue
             seat.running.append(reading)
+            # So many: finalizers may append to it meanwhile.
             free = tuple(seat.free.popleft() for _ in range(len(seat.free)))
             order = orders.ReadOrder(reading.dataset, reading.index, reading.moment, free)
             self._send(rank, order)

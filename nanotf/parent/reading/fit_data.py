@@ -187,7 +187,9 @@ class FitData:
         epochs = a.epochs - a.initial_epoch
         left = epochs if self._resume is None else epochs - self._resume.epochs
         each = a.steps_per_epoch or data.size  # Keras 2: -1 for all batches
+        # An execution makes all of its steps, even beyond the end of an epoch.
         steps = left * at_once * math.ceil((each if each > 0 else data.size) / at_once)
+        # A pass that has begun is one more.
         passes = min(left + bool(taken), math.ceil((taken + steps) / data.size))
         self.orders = Orders(
             data.rows,

@@ -35,7 +35,7 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
     # Exact classes: an object of a subclass would come back as one of the base class.
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":  # JSON has no complex ones
         return {"scalar": value.item(), "dtype": dtype_name(value.dtype)}
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         arrays[name] = value

@@ -39,6 +39,7 @@ class Moment:
 
 def read_all(variables: Sequence[Any]) -> Values:
     """Returns copies of the values of `tf.Variable`s."""
+    # Copied: on a CPU, the array of `numpy` may share the tensor's memory.
     return [np.array(values.read(variable).numpy()) for variable in variables]
 
 

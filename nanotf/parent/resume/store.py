@@ -154,10 +154,11 @@ class Folder:
             arrays: `numpy.ndarray` by name.
         """
         with files.new_folder(self.own / f"{_NAME}{self._next_number():08}") as made:
-            (made / _MARKER).touch()
+            (made / _MARKER).touch()  # first: of a run that dies, `_delete_old` takes the rest
             # Not `np.savez(**arrays)`: a name may be that of an argument.
             with zipfile.ZipFile(made / _ARRAYS, "w", allowZip64=True) as archive:
                 for name, array in arrays.items():
+                    # `zipfile` must know before it writes that a member may exceed 2 GiB.
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, array, allow_pickle=False)
             content = {"format": FORMAT, "sha256": _sha256(made / _ARRAYS), **manifest}
@@ -185,7 +186,7 @@ def warn_of_damage(path: pathlib.Path, error: Exception) -> None:
 
 
 def _is_marked(path: pathlib.Path) -> bool:
-    return (path / _MARKER).is_file() and not path.is_symlink()
+    return (path / _MARKER).is_file() and not path.is_symlink()  # a link may be somebody else's
 
 
 def _read(path: pathlib.Path) -> Stored:

@@ -17,7 +17,7 @@ from nanotf.serving.computing import batches
 from nanotf.serving.computing.loaded_model import LoadedModel
 from nanotf.serving.interface import ENCODING, Decoded, Interface, Refusal, Request, Response
 
-_GZIP = ("gzip", "x-gzip")
+_GZIP = ("gzip", "x-gzip")  # RFC 9110, 8.4.1.3: the second is another name
 _Made = TypeVar("_Made")
 
 
@@ -49,7 +49,7 @@ class Answering:
         for place, request in enumerate(requests):
             begun = self._guarded(request, functools.partial(self._begin, model, request))
             if isinstance(begun, Response):
-                found[place] = begun, 1
+                found[place] = begun, 1  # not 0: `Costs.add` divides by the rows
             else:
                 decoded.append((place, begun))
         for group in batches.groups(decoded, model.has_rows_apart):
@@ -93,7 +93,7 @@ class Answering:
         if model.has_rows_apart(decoded.signature):
             try:
                 return batches.computed([decoded], self._most_rows, model.run)[0]
-            except batches.RowsLost:
+            except batches.RowsLost:  # only the whole request gives what the model means
                 pass
         return model.run(decoded.inputs, decoded.signature)
 
@@ -116,7 +116,7 @@ class Answering:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         status, text = self._status_of(error)
-        if status >= 500:
+        if status >= 500:  # others are the client's fault, and could fill the log
             logger.warning("A request has failed:\n%s", traceback.format_exc())
         return self._refused(request, Refusal(status, text))
 
@@ -136,7 +136,7 @@ class Answering:
 def _gunzipped(body: bytes, most: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
-            found = file.read(most + 1)
+            found = file.read(most + 1)  # one more shows that there is more
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise Refusal(400, f"The body must be whole and compressed by gzip: {error}") from None
     if len(found) > most:

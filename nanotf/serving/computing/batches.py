@@ -28,7 +28,7 @@ def groups(
     found: dict[Any, list[tuple[int, Decoded]]] = {}
     for place, decoded in requests:
         alone = not decoded.rows or not are_apart(decoded.signature)
-        key: Any = place
+        key: Any = place  # a group of its own
         if not alone:
             key = decoded.signature, *[(a.dtype, a.shape[1:]) for a in decoded.inputs.values()]
         found.setdefault(key, []).append((place, decoded))

@@ -43,7 +43,7 @@ class LoadedModel:
             Exception: It cannot be loaded.
         """
         engine, threads = self._options.engine, self._options.threads
-        self._place.mkdir(exist_ok=True)
+        self._place.mkdir(exist_ok=True)  # another worker may have made it
         if program.is_loaded_as_it_is(self.folder, engine):
             self._program = program.load(self.folder, engine, threads)
         else:
@@ -53,7 +53,7 @@ class LoadedModel:
     def _converted(self, engine: str | None, threads: int) -> program.Program:
         place = self._place / _PROGRAM
         with files.Lock(self._place / _LOCK, waits=True):
-            if not place.exists():
+            if not place.exists():  # made by renaming a whole folder: never half of one
                 return program.make(
                     self.folder, engine or program.TENSORFLOW, threads=threads, folder=place
                 )

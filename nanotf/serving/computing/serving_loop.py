@@ -107,4 +107,4 @@ def status_of(error: Exception) -> tuple[int, str]:
     """Returns the HTTP status for an exception of a model, and the text for the client."""
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-    return status, str(text)[:_TEXT] or type(error).__name__
+    return status, str(text)[:_TEXT] or type(error).__name__  # some have no text

@@ -18,6 +18,7 @@ def serve(options: WorkerOptions, temporary: str, descriptors: Sequence[int]) ->
             deletes it: a worker that is killed cannot.
         descriptors: that of the link's socket.
     """
+    # Both: `tempfile` may have looked at the variable before, programs started from here have not.
     tempfile.tempdir = os.environ["TMPDIR"] = temporary
     from nanotf.serving.computing import serving_loop  # imports TensorFlow
 

@@ -29,7 +29,7 @@ class Costs:
         new = (1.0, rows, seconds, rows * rows, rows * seconds)
         self._sums = [_KEEP * old + now for old, now in zip(self._sums, new, strict=True)]
         share = nbytes / rows
-        weight = 1.0 / self._sums[0]
+        weight = 1.0 / self._sums[0]  # this batch's share of all weights
         self.bytes_per_row += weight * (share - self.bytes_per_row)
 
     def rows_of(self, nbytes: int) -> float:
@@ -70,4 +70,4 @@ class Costs:
     def _has_spread(self) -> bool:
         """Returns True if the batches had different numbers of rows."""
         count, rows, _, squares, _ = self._sums
-        return count * squares - rows * rows > 1e-6 * squares * count
+        return count * squares - rows * rows > 1e-6 * squares * count  # above rounding errors

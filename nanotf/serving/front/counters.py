@@ -31,7 +31,7 @@ class _Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1  # `le` includes the bound
         self.total += value
 
 

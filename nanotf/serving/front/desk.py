@@ -29,7 +29,7 @@ from nanotf.serving.interface import (
 from nanotf.serving.served_versions import not_found
 
 _NO_PATH = "Not Found"
-_BUSY = (429, 503)
+_BUSY = (429, 503)  # statuses whose answers say when to try again
 
 # Called with a request, the model's name or "", and the answer.
 Log = Callable[[Incoming, str, Response], None]
@@ -203,6 +203,7 @@ class Desk:
 
     def states(self, model: str) -> list[tuple[int, str, str]]:
         """Returns the versions of a model; see `ServerState.states`."""
+        # The fleet also remembers models that were removed.
         return self._fleet.states(model) if model in self._wanted.names else []
 
     def described(

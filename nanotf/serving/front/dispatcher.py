@@ -101,6 +101,7 @@ class Dispatcher:
         limits, line = self._limits, self.line
         if line.count >= limits.most_waiting:
             return "full"
+        # One that waits alone is accepted, however large.
         if line.count and line.nbytes + pending.nbytes > limits.most_waiting_bytes:
             return "memory"
         is_late = limits.max_latency is not None and self.seconds_to_wait() > limits.max_latency
@@ -125,7 +126,7 @@ class Dispatcher:
     def has_lost(self, worker: ServingWorker) -> None:
         """Handles the requests of a worker that died: each is tried once more, alone."""
         self._busy.discard(worker)
-        for pending in reversed(worker.batch):
+        for pending in reversed(worker.batch):  # each goes to the front of its line
             if pending.is_answered:
                 continue
             is_late = time.monotonic() > pending.deadline

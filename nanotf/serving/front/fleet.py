@@ -292,6 +292,7 @@ class Fleet:
             self._continue()
 
         slot.is_pausing = True
+        # A large power would be too large for a float.
         pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** min(slot.deaths, 10))
         slot.next_start = time.monotonic() + pause
         asyncio.get_running_loop().call_later(pause, resume)

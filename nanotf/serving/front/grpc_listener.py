@@ -131,7 +131,7 @@ class GrpcListener:
         why = "it is not free"
         try:
             port = int(self._server.add_insecure_port(f"{host}:{self.port}"))
-        except RuntimeError as error:
+        except RuntimeError as error:  # of some versions of grpcio; others return 0
             port, why = 0, str(error)
         if not port:
             raise InvalidArgumentError(
@@ -150,6 +150,7 @@ class GrpcListener:
         await self._server.stop(seconds)
 
     async def _call(self, path: str, body: bytes, context: Any) -> bytes:
+        # Those whose names end in "-bin" have bytes.
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         answer = self._loop.create_future()
         left = context.time_remaining()
@@ -179,6 +180,7 @@ async def _sent(answer: Response, context: Any) -> bytes:
     """Returns the message of an answer, or ends the call with its error."""
     if answer.status < 400:
         return answer.body
+    # The cut may go through a character.
     text = answer.body[:_MOST_TEXT].decode(errors="ignore")
     code = grpc.StatusCode[status_name(answer.status)]
     await context.abort(code, text, tuple(answer.headers))

@@ -204,7 +204,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. One that comes twice is a list, by RFC 9110."""
-        self._count(len(name) + len(value) + 4)
+        self._count(len(name) + len(value) + 4)  # with the colon, the space and the line's end
+        # Latin-1 has a character for each byte, so that no header fails here.
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         before = self._headers.get(key)
         self._headers[key] = text if before is None else f"{before}, {text}"
@@ -222,13 +223,14 @@ class HttpConnection(asyncio.Protocol):
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length) > self._desk.most_bytes:
             raise self._too_large(int(length))
+        # After the limit: a client that waits for this has not sent the body that is too large.
         if self._headers.get("expect", "").lower() == "100-continue":
             self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._content += body
-        if len(self._content) > self._desk.most_bytes:
+        if len(self._content) > self._desk.most_bytes:  # a chunked one states no length before
             raise self._too_large(len(self._content))
 
     def _too_large(self, nbytes: int) -> _TooMuch:
@@ -253,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
         self._clear()
         self._waiting.append(incoming)
         self._next()
-        if self._waiting:
+        if self._waiting:  # what a client sends ahead then waits in the kernel
             self._transport.pause_reading()
 
     # -------------------------------------------------------------------------------- answers
@@ -268,6 +270,7 @@ class HttpConnection(asyncio.Protocol):
             return
         closes = self._desk.is_leaving or not incoming.keeps_open
         connection = "close" if closes else "keep-alive" if incoming.is_http_1_0 else ""
+        # RFC 9110: the answer to HEAD states the length of a body that it does not have.
         self._write(answer, connection, with_body=incoming.method != "HEAD")
         self._is_answering = False
         if closes or (self._ends and not self._waiting):

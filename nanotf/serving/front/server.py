@@ -144,7 +144,7 @@ class Server:
             stops = loop.create_task(self._stops.wait())
             await asyncio.wait([started, stops], return_when=asyncio.FIRST_COMPLETED)
             if started.done():
-                started.result()
+                started.result()  # raises if the server could not start
             await stops
             await self._drain(listener)
         finally:
@@ -295,7 +295,7 @@ def serve(options: ServerOptions) -> int:
 
     _allow_connections()
     time_slices.run_soon()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before the loop handles signals
         return uvloop.run(run())
     return 128 + signal.SIGINT
 

@@ -118,6 +118,7 @@ class ServingWorker:
                 body = pickle.dumps((worker_entry.serve, (self.options, temporary)))
                 theirs = self._theirs.fileno()
                 pool.send_to(0, messages.Order(pool.next_order(), body, descriptors=(theirs,)))
+                # The link closes with the worker only if this process holds no end of its socket.
                 self._theirs.close()
                 return self._said(pool)
             finally:

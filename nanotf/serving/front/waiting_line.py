@@ -68,6 +68,7 @@ class WaitingLine:
     def add(self, pending: Pending) -> None:
         """Adds a request at the end, or at the front if it was lost."""
         model = pending.key[0]
+        # Kept: the estimate may be another when `_drop` subtracts it.
         pending.rows = self.costs[model].rows_of(pending.nbytes)
         self._rows[model] += pending.rows
         line = self._lines.setdefault(pending.key, collections.deque())
@@ -132,4 +133,5 @@ class WaitingLine:
 
     def seconds(self, most_rows: float) -> float:
         """Estimates how long one worker would need for all that waits."""
+        # Rounding may leave a sum slightly below zero.
         return sum(self.costs[m].seconds(max(0.0, n), most_rows) for m, n in self._rows.items())

@@ -129,6 +129,7 @@ def _raw_values(raw: bytes, spec: TensorSpec) -> Array:
         )
     if wanted.kind == "b":  # a byte of another value than 0 and 1 would be no boolean
         return np.frombuffer(raw, np.uint8).astype(bool)
+    # Raw contents are little-endian, whatever the machine.
     array: Array = np.frombuffer(raw, wanted.newbyteorder("<") if wanted.kind in "iuf" else wanted)
     return array.astype(wanted, copy=False)
 

@@ -76,7 +76,7 @@ def fill(tensor: Any, array: Array) -> None:
         Refusal: The protocol has no field for values of its type. Status 400.
     """
     name = array.dtype.name
-    tensor.tensor_shape.SetInParent()
+    tensor.tensor_shape.SetInParent()  # a scalar's, too, which sets no dim
     for length in array.shape:
         tensor.tensor_shape.dim.add(size=length)
     if array.dtype.kind in "OSU":

@@ -37,6 +37,7 @@ class AddedModels:
         Raises:
             InvalidArgumentError: The folder holds no model; see `sources_of`.
         """
+        # Without links, as `ModelVersion.path`, which `unused` compares with it.
         own = pathlib.Path(tempfile.mkdtemp(prefix="added-", dir=self.path)).resolve()
         try:
             (source,) = sources_of(folder, model, folder=own, unpacked=folder.is_dir())

@@ -118,7 +118,7 @@ def _extract(stream: Any, root: pathlib.Path, limit: int) -> None:
                 tar.extract(member, root, filter="data")
         while stream.read(_HEADER):  # to the checksum at the end
             pass
-        for member in [*hard, *symbolic]:
+        for member in [*hard, *symbolic]:  # in this order no hard link leads through a symbolic one
             _make_link(tar, member, root)
 
 

@@ -65,7 +65,7 @@ class ConfigFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute(path)
         try:
-            self._stamp = stamp_of(self.path)
+            self._stamp = stamp_of(self.path)  # before the content: a later change is noticed
             self._sources = sources_in(self.path.read_bytes(), str(self.path))
         except OSError as error:
             raise InvalidArgumentError(
@@ -137,7 +137,7 @@ def _policy(config: Any, name: str, where: str) -> VersionPolicy:
     policy = config.model_version_policy
     choice = policy.WhichOneof("choice")
     if choice == "latest":
-        return VersionPolicy(limit=policy.latest.num_versions or 1)
+        return VersionPolicy(limit=policy.latest.num_versions or 1)  # 0 if it is not given: then 1
     if choice != "specific":
         return LATEST if choice is None else VersionPolicy()
     if not policy.specific.versions:

@@ -243,6 +243,6 @@ class _Watch:
             return known, f"It is not served yet: {missing}."
         # Links may lead elsewhere later. A file keeps its name, by which Keras knows its format.
         real = model.resolve() if model.is_dir() else model.parent.resolve() / model.name
-        if stamp_of(path, source.code) != stamp:
+        if stamp_of(path, source.code) != stamp:  # it was written while it was checked
             return known, ""
         return ModelVersion(source.model, number, real, source.code, stamp), ""

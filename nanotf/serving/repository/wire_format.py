@@ -75,7 +75,7 @@ def fields(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Returns a varint, and the place after it."""
     value = 0
-    for shift in range(0, 70, 7):
+    for shift in range(0, 70, 7):  # at most ten bytes of seven bits
         if at >= len(data):
             raise NotWholeError("it ends too early")
         value |= (data[at] & 0x7F) << shift
@@ -126,7 +126,7 @@ def _block(table: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(block) < max(size, 4) or kind != _UNCOMPRESSED:
         raise NotWholeError("it is not a table as TensorFlow writes it")
     (restarts,) = struct.unpack("<I", block[-4:])
-    end, at, key = size - 4 * (restarts + 1), 0, b""
+    end, at, key = size - 4 * (restarts + 1), 0, b""  # without the restarts and their number
     while at < end:
         shared, at = _varint(block, at)
         own, at = _varint(block, at)
