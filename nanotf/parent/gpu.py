@@ -88,7 +88,7 @@ def fit(
     )
     model.stop_training = False
     relay = _relay(ours, theirs, callbacks)
-    arguments |= {"callbacks": [relay], "verbose": 0}
+    arguments |= {"callbacks": [relay], "verbose": 0}  # the user's list has the bar
     read_ahead.reopen(*arguments.values())
     # The copy of a model of Keras 2 has not noted its strategy.
     call = KerasCall.of(replica, keras_models.keras_method(replica, "fit"), (), arguments)
@@ -108,7 +108,7 @@ def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCall
             with home.awaited():
                 callbacks.call(name, index, logs)
                 if name not in orders.BATCH_HOOKS:
-                    home.note()
+                    home.note()  # even if no callback has looked at the model
             if home.has_acted:
                 model_copy.copy_state(ours, theirs)
             if model.stop_training:  # the user's callbacks set it on the user's model

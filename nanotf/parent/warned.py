@@ -54,4 +54,4 @@ def _registry_of(file: str) -> dict[Any, Any]:
         if getattr(module, "__file__", None) == file:
             found: dict[Any, Any] = vars(module).setdefault("__warningregistry__", {})
             return found
-    return {}
+    return {}  # the module is not loaded here, so that nothing is noted

@@ -68,7 +68,7 @@ def _parse_slowly(body: bytes) -> Any:
     if not body.strip(_WHITE):
         raise Refusal(400, "JSON Parse error: The document is empty")
     try:
-        text = body.decode("utf-8-sig")
+        text = body.decode("utf-8-sig")  # skips a byte order mark, which orjson refuses
     except UnicodeDecodeError as error:
         raise _unreadable("Invalid encoding in string.", error.start) from None
     try:

@@ -136,7 +136,7 @@ def _chosen(found: re.Match[str]) -> tuple[str, int | None, str | None]:
 
 
 def _number(version: str) -> int:
-    digits = version.lstrip("0")  # Python refuses to read very long numbers
+    digits = version.lstrip("0")  # `int` refuses very long texts, even of zeros
     if len(digits) > len(str(_LARGEST)) or int(digits or "0") > _LARGEST:
         raise Refusal(400, f"Failed to convert version: {version} to numeric.")
     return int(digits or "0")

@@ -47,7 +47,7 @@ class _CallOfItems:
 class _Item:
     """An item that this worker is to run."""
 
-    order: int  # its number
+    order: int  # the number of the one that has brought it
     index: int  # among all items of the call
     seed: int
     pickled: Pickled

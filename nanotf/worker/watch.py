@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BEAT_SECONDS = 5.0  # between reports, at most
+BEAT_SECONDS = 5.0  # between looks at the progress, at most
 POLL_SECONDS = 1.0  # how often a `StepWatch` looks
 
 

@@ -43,7 +43,7 @@ def key_of(model: Any, specs: Any, batch: int | None, x: Any, used: Any) -> str:
         repr(topology.describe_machine()),
         read_processor().name,  # machines with equal cores may share the cache file
         tf.__version__,
-        tf.keras.Model.__module__.split(".")[0],
+        tf.keras.Model.__module__.split(".")[0],  # "keras", or "tf_keras" of Keras 2
     )
 
 

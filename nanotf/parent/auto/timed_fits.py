@@ -323,7 +323,7 @@ def _measure_here(trial: TimedFit, budget: Budget) -> Measured:
         found = seconds(1, 2)  # the first step is traced; the second tells how many fit
         count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
         if count >= 2 and budget.left() > 0:
-            found = seconds(count + 1, 1)
+            found = seconds(count + 1, 1)  # the first does not count
     return Measured(1, found / trial.steps_per_execution)
 
 
@@ -385,7 +385,7 @@ def _seconds_per_execution(first: TimedFit, workers: pool.Pool, budget: Budget) 
     count = int(min(MEASURED_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
-    more = first.again(first.size, count + 1, 1, budget)
+    more = first.again(first.size, count + 1, 1, budget)  # the first does not count
     try:
         more.run(workers)
     except OutOfTime:

@@ -34,8 +34,8 @@ class DivergenceDetector:
         self._name = name
         self._rule, self._remedy = rule
         self._size = size
-        self._stuck: tuple[list[Any], int] = ([], 0)
-        self._reached: dict[int, messages.Reached] = {}
+        self._stuck: tuple[list[Any], int] = ([], 0)  # the last waits, and looks at the same ones
+        self._reached: dict[int, messages.Reached] = {}  # by rank, the latest
 
     def note(self, message: messages.Reached) -> None:
         """Records the report of a rank with transport "grpc"."""

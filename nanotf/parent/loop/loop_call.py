@@ -262,12 +262,12 @@ class _LoopCall(calls.Call):
                 self._rewind(complete)
 
     def begin(self) -> list[Block]:
-        self.returned: Delivery | None = None
+        self.returned: Delivery | None = None  # of rank 0
         self.detector = DivergenceDetector(self.name, self.size)
         # By number; a pass over a dataset is a stream of its own.
         self._open: dict[int, streams.StreamWriter] = {}
-        self._closed: dict[int, int] = {}
-        self._closing: list[streams.StreamWriter] = []
+        self._closed: dict[int, int] = {}  # how many workers have closed each
+        self._closing: list[streams.StreamWriter] = []  # closed by all; a thread may still run
         self._passes: list[tuple[LoopSource, OnePass, streams.StreamWriter]] = []
         blocks = [self.workers.state_block(self.layout.nbytes)]  # the first: `STATE_BLOCK`
         if self.packer.nbytes:

@@ -47,7 +47,7 @@ def check_output(output: Any) -> None:
 
 def check_verbose(verbose: Any) -> None:
     """Rejects what `verbose` does not accept."""
-    if isinstance(verbose, bool) or verbose not in VERBOSE:
+    if isinstance(verbose, bool) or verbose not in VERBOSE:  # True would count as 1
         raise InvalidArgumentError(
             f"`verbose` must be one of {', '.join(repr(v) for v in VERBOSE)}. Received: "
             f"verbose={verbose!r}."

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.wire import item_pipes
 from nanotf.wire.item_pipes import ItemPipes
 
-AHEAD_SECONDS = 0.05
+AHEAD_SECONDS = 0.05  # of items for one worker; their results come so late at most
 MOST_BYTES = 1 << 20  # of the pickles and arrays of an order's items
 
 

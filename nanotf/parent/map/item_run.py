@@ -163,6 +163,7 @@ class ItemRun:
             if len(given) > 1 and given.is_late():
                 self._take_ends(given)
                 if given.is_late() and not self._waiting and self._has_idle(pool):
+                    # Reversed: `extendleft` turns the order around.
                     self._waiting.extendleft(reversed(given.take_back()))
 
     def _has_idle(self, pool: ItemPool) -> bool:

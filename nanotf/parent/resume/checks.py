@@ -173,7 +173,7 @@ def _unseeded(dataset: Any) -> str | None:
     except require_tensorflow().errors.OpError:
         return None
     for node in graphs.drawing(definition):
-        if node.attr["seed"].i or node.attr["seed2"].i:
+        if node.attr["seed"].i or node.attr["seed2"].i:  # both 0: TensorFlow draws a seed
             continue
         return f"a {node.op} without a seed; give it one, or call set_random_seed()"
     return next(pipelines.differences(definition), None)

@@ -63,8 +63,8 @@ class Resumption:
         self.moment: Moment | None = None
         self.is_finished = self.stops = False
         self.reading: Any = None
-        self._chance: Chance | None = None
-        self._of_callbacks: dict[str, dict[str, Any]] = {}
+        self._chance: Chance | None = None  # at the moment
+        self._of_callbacks: dict[str, dict[str, Any]] = {}  # their states at the moment
         self._folder.lock()
         try:
             self._take_newest()

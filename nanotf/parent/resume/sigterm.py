@@ -29,9 +29,9 @@ class Sigterm:
     def __init__(self) -> None:
         self.heard = self.holds = False
         self.wake: Callable[[], None] = lambda: None
-        self._before: Any = None
+        self._before: Any = None  # the user's handler, or an action such as `SIG_DFL`
         self._is_installed = False
-        self._frame: FrameType | None = None
+        self._frame: FrameType | None = None  # for the user's handler
 
     def __enter__(self) -> Sigterm:
         self._before = signal.getsignal(signal.SIGTERM)

@@ -116,7 +116,7 @@ class Answering:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         status, text = self._status_of(error)
-        if status >= 500:  # others are the client's fault, and could fill the log
+        if status >= 500:  # most others are clients' faults, and could fill the log
             logger.warning("A request has failed:\n%s", traceback.format_exc())
         return self._refused(request, Refusal(status, text))
 
