@@ -291,7 +291,7 @@ class RankCrew:
 
     def send(self, number: int) -> None:
         """Sends a signal to all. SIGKILL follows: after some seconds, or at a second Ctrl-C."""
-        # `watch` sends it on: this handler may have interrupted a send, which holds the lock.
+        # `watch` sends it on: this handler may have interrupted a send that holds the lock.
         self._signals.append(number)
         if self._is_interrupted and number == signal.SIGINT:
             for program in self._programs:

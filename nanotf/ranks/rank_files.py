@@ -85,7 +85,7 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
             # An open file, such as an `h5py.File`, is this rank's own.
             if role is _Role.ALONE or not isinstance(path, (str, os.PathLike)):
                 return stock(*args, **kwargs)
-            if role is None:  # the outermost call, which settles it for what it calls
+            if role is None:  # the outermost call settles it for those inside
                 with _agreed(path):
                     return write(*args, **kwargs)
             if role is _Role.FOLLOWS:

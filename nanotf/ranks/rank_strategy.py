@@ -83,7 +83,7 @@ def _share_chance(group: Any, rank: int) -> None:
         tf.random.set_seed(int(group.broadcast(tf.constant(seed), EAGER_KEY)))
         chance = chance._replace(tensorflow=Chance.capture().tensorflow)
     data = np.frombuffer(pickle.dumps(chance), np.uint8)
-    # A broadcast needs one shape, and the pickles of other ranks' states may be longer.
+    # A broadcast needs one shape, and other ranks' pickles may differ in length.
     length = int(group.broadcast(tf.constant(len(data)), EAGER_KEY))
     data = data if rank == 0 else np.zeros(length, np.uint8)
     pickle.loads(group.broadcast(tf.constant(data), EAGER_KEY).numpy().tobytes()).restore()

@@ -374,4 +374,4 @@ def _division_of(exchange: Any, first: Any) -> Division | None:
     if n is None:
         is_ragged = isinstance(first, tf.RaggedTensor)
         return Division(exchange, first.nrows(tf.int32) if is_ragged else tf.shape(first)[0])
-    return Division(exchange, int(n)) if n else None  # an empty batch has no padding row
+    return Division(exchange, int(n)) if n else None  # an empty batch has no row to pad with

@@ -174,7 +174,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             return group.all_gather(rows, self._keys.next(), if_read)
         if tf.executing_eagerly():  # TensorFlow gathers only in graphs
             if self._gather is None:
-                # One graph for all lengths: the last batch of an epoch is often shorter.
+                # Not a graph for each length: the last batch of an epoch is often shorter.
                 self._gather = tf.function(self.gather_rows, reduce_retracing=True)
             with eager_context.unrecorded():
                 return self._gather(rows)

@@ -88,7 +88,7 @@ def _zeros(step: RuleArguments) -> TensorState:
         return TensorState(
             LIST, of=state.of.to(None) if state.of.kind in (WHOLE, ROWS, PARTIAL) else state.of
         )
-    return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)  # their sum is zero
+    return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)  # zeros sum to zeros
 
 
 @rule("Add AddN AddV2 Sub BiasAdd", COUNTED, LIST)

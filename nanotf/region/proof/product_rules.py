@@ -43,7 +43,7 @@ def _contract(step: RuleArguments) -> TensorState:
 )
 def _convolve(step: RuleArguments) -> TensorState:
     by_shape = "BackpropInput" in step.operation.type
-    images, filters = (2, 1) if by_shape else (0, 1)  # by shape, the first input is that shape
+    images, filters = (2, 1) if by_shape else (0, 1)  # a gradient's first input is a shape
     if step.inputs[filters].kind != WHOLE or (
         step.inputs[images].is_rows and step.inputs[images].axis
     ):

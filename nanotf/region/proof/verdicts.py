@@ -223,7 +223,7 @@ def _kind(leaf: Any) -> Any:
 def _plain_attributes(subject: Subject) -> Any:
     """Returns the numbers and texts in the user's attributes, which may change what code does."""
     found = [keras_models.users_attributes(layer) for layer in subject.layers]
-    # A loss or metric has no layers.
+    # Without layers of users' classes, as in a loss, the owner's own attributes count.
     found += [] if found or not hasattr(subject.owner, "__dict__") else [vars(subject.owner)]
     return tuple(
         (place, name, value)
