@@ -23,6 +23,7 @@ def _sum_over_ranks(inner: Any) -> Callable[[Any], Any] | None:
     if this_rank.place().size == 1:
         return None
     strategy = tf.distribute.get_strategy()
+    # It reduces gradients itself, whatever the optimizer; only Horovod's have `REDUCES`.
     if isinstance(strategy, WorkerStrategy):
         return lambda tensor: strategy.sum_dense([tensor])[0]
     if not hasattr(inner, REDUCES):
@@ -43,6 +44,7 @@ def _alike(grads: list[Any], total: Callable[[Any], Any]) -> list[Any]:
     overflows = total(tf.cast(~tf.reduce_all(checks), tf.float32)) > 0
     first = grads[given[0]]
     values = _values(first)
+    # One is enough: Keras skips a step if any gradient has a value that is not finite.
     values = tf.where(overflows, tf.constant(float("nan"), values.dtype), values)
     if isinstance(first, tf.IndexedSlices):
         values = tf.IndexedSlices(values, first.indices, first.dense_shape)

@@ -102,22 +102,24 @@ def started(
     ranks, is_alone = hosts.ranks(hosts.index), len(hosts.counts) == 1
     margin = 0.0 if is_alone else _MARGIN_SECONDS
     with ExitStack() as stack:
+        # Rank 0 inherits this process's output; the others write to pipes.
         logs = RankOutput(len(ranks) - (0 in ranks), script.shows_all_ranks)
         stack.callback(logs.close)
         if sys.stderr is not None:  # a line that stays: the terminal is rank 0's from now on
             say(f"starting {_shown(hosts)}{logs.about(ranks)}", sys.stderr)
         owner = None
-        if is_alone:
+        if is_alone:  # `nanotf.smp` runs on one host, see `rank_launch.number`
             owner = MailboxOwner(len(ranks), stall_seconds())
             stack.callback(owner.close)
         group = stack.enter_context(create_group(len(ranks), deadline=stall_seconds() + margin))
         output = Output(logs.write)
         stack.callback(output.close)
         crew = RankCrew(hosts, owner, group, output, others or OtherRanks())
-        stack.callback(crew.kill)
+        stack.callback(crew.kill)  # runs before the ranks' group, mailboxes and pipes close
         tasks = _tasks(hosts)
         for rank, place in zip(ranks, plan.placements, strict=True):
-            placement = dataclasses.replace(place, rank=rank)
+            placement = dataclasses.replace(place, rank=rank)  # the plan counts this host's from 0
+            # A host's first rank exchanges with other hosts for all of its ranks.
             own = tuple(connections) if rank == ranks[0] else ()
             seat = GroupSeat(group.spec, rank, group.fd, hosts, own)
             mailbox = None if owner is None else owner.spec(rank)
@@ -202,8 +204,8 @@ class RankCrew:
         # Written by a handler of signals, for the other hosts.
         self._signals: collections.deque[int] = collections.deque()
         self._looking_at = 0.0  # when `_divergence` looks again
-        self._failed: WorkerDied | None = None
-        self._code = 0
+        self._failed: WorkerDied | None = None  # of the first rank to fail, on any host
+        self._code = 0  # of the command: see `exit_code_of`
         self.failed_here = False  # the first rank that has failed is one of this host's
         # A failure that another host's may have caused, and until when it has time to be told.
         self._held: tuple[WorkerDied, float] | None = None
@@ -227,6 +229,7 @@ class RankCrew:
         passed = [order.seat.fd, *order.seat.connections]
         if order.mailbox is not None:
             passed += order.mailbox.fds
+        # Not a pipe: nobody reads it yet, and an order larger than its buffer would block `write`.
         fd = anonymous_file(0, fixed=False)
         try:
             os.write(fd, data)
@@ -237,6 +240,7 @@ class RankCrew:
             process = subprocess.Popen(
                 command,
                 env={**worker_variables(order.placement, os.environ), **variables},
+                # Several readers would take lines from each other.
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
@@ -267,7 +271,7 @@ class RankCrew:
             left = not self._others.have_ended()  # before: what they say comes before their end
             for error in self._others.failures():
                 self._fail(error, here=False)
-            self._look_at_held()
+            self._look_at_held()  # after the other hosts' news, which may be its cause
             while self._signals:
                 self._others.send(self._signals.popleft())
             self._look_at_collectives()
@@ -282,10 +286,12 @@ class RankCrew:
         try:
             self._divergence.poll(self._group, self._ended)
         except CollectiveError as error:
+            # Each rank raises it in its own script; `watch` then sees the first that ends by it.
             self._group.abort(str(error))
 
     def send(self, number: int) -> None:
         """Sends a signal to all. SIGKILL follows: after some seconds, or at a second Ctrl-C."""
+        # `watch` sends it on: this handler may have interrupted a send that holds the lock.
         self._signals.append(number)
         if self._is_interrupted and number == signal.SIGINT:
             for program in self._programs:
@@ -296,11 +302,12 @@ class RankCrew:
             return
         for program in self._programs:
             if program.is_running:
+                # Not the group: a script that saves something may need its own processes for that.
                 program.process.send_signal(number)
         self._is_interrupted, now = True, time.monotonic()
         if number == signal.SIGINT:
             self._told_at = now + _MOMENT_SECONDS
-        if self._killing_at is None:
+        if self._killing_at is None:  # a second signal does not postpone the end
             self._killing_at = now + _NEWS_SECONDS + _TERM_SECONDS
 
     def kill(self) -> None:
@@ -420,4 +427,4 @@ def exit_code_of(error: WorkerDied) -> int:
     """Returns the exit code of the command whose rank has failed, as shells report it."""
     if error.signal is not None:
         return 128 + error.signal
-    return error.exit_code or 1
+    return error.exit_code or 1  # a rank lost with its host has none

@@ -60,7 +60,8 @@ def _agreed(path: Any) -> Iterator[None]:
 
 def _is_shared(path: Any) -> bool:
     """Returns True if all ranks name the same file. All ranks must call it."""
-    name = os.fspath(pathlib.Path.cwd() / os.fspath(path))
+    name = os.fspath(pathlib.Path.cwd() / os.fspath(path))  # ranks may have other folders
+    # A group gathers numbers only, and Python's `hash` of a text differs between processes.
     return len(set(_gathered(zlib.crc32(name.encode())))) == 1
 
 
@@ -81,9 +82,10 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
         def write(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             path, role = bound.arguments[name], _role.get()
+            # An open file, such as an `h5py.File`, is this rank's own.
             if role is _Role.ALONE or not isinstance(path, (str, os.PathLike)):
                 return stock(*args, **kwargs)
-            if role is None:
+            if role is None:  # the outermost call settles it for those inside
                 with _agreed(path):
                     return write(*args, **kwargs)
             if role is _Role.FOLLOWS:
@@ -102,7 +104,9 @@ def _write_aside(stock: Any, bound: inspect.BoundArguments, name: str) -> Any:
     if callbacks:  # they get the path that all ranks know
         bound.arguments["options"] = copy.copy(options)
         bound.arguments["options"].experimental_write_callbacks = None
+    # As `FOLLOWS`, a function that this one calls would turn aside once more.
     with tempfile.TemporaryDirectory(prefix="nanotf-rank-") as folder, _as(_Role.ALONE):
+        # The same name: Keras chooses the format by its suffix.
         aside = os.fspath(pathlib.Path(folder) / pathlib.PurePath(path).name)
         bound.arguments[name] = aside
         result = stock(*bound.args, **bound.kwargs)
@@ -190,6 +194,7 @@ def logging_rows(stock: Any, _: Any) -> Any:
 
     @functools.wraps(stock)
     def on_train_begin(self: Any, logs: Any = None) -> Any:
+        # `_is_shared` first: all ranks must call it.
         if _is_shared(self.filename) and this_rank.place().rank:
             self.filename = os.devnull
         return stock(self, logs)

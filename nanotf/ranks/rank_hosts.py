@@ -52,7 +52,7 @@ def run(script: RankScript, hosts: Hosts) -> tuple[int, bool]:
         for fd in leaders.connected(pool, spec, addresses, hosts.secret, leaders.none_accepted):
             closing.callback(os.close, fd)
             fds.append(fd)
-        others.wait_started()
+        others.wait_started()  # a host that could not raises here, before a rank of this one runs
         crew = stack.enter_context(started(script, spec, plan, fds, others))
         closing.close()  # the first rank has them: they end with it
         crew.watch()
@@ -64,6 +64,7 @@ class _Watched:
 
     def __init__(self, member: Member, pool: int, ranks: Sequence[int]) -> None:
         self.member, self.pool, self.ranks = member, pool, ranks
+        # The thread that reads from the host puts, `_RanksOfMembers.failures` takes.
         self.failures: queue.SimpleQueue[WorkerDied] = queue.SimpleQueue()
         self._left = set(ranks)  # written by the thread that reads from the host
 
@@ -119,7 +120,7 @@ class _RanksOfMembers(OtherRanks):
 
     def tell_failure(self, error: WorkerDied) -> None:
         for each in self._watched:
-            if error.rank not in each.ranks:
+            if error.rank not in each.ranks:  # else that host has reported it
                 each.member.send(agent_messages.Deliver(each.pool, pickle.dumps(error)))
 
     def send(self, number: int) -> None:
@@ -160,7 +161,7 @@ class LentRanks(OtherRanks):
             self._crew = stack.enter_context(started(script, hosts, plan, fds, self))
             self._thread = threading.Thread(target=self._watch, name="nanotf-ranks", daemon=True)
             self._thread.start()
-            self._stack = stack.pop_all()
+            self._stack = stack.pop_all()  # the ranks outlive this block; `close` ends them
 
     def _watch(self) -> None:
         self._crew.watch()
@@ -190,9 +191,9 @@ class LentRanks(OtherRanks):
 
     def close(self) -> None:
         """Ends the ranks."""
-        self._is_closing = self._crew.is_running
+        self._is_closing = self._crew.is_running  # before `kill`, whose victims have not failed
         self._crew.kill()
-        self._thread.join()
+        self._thread.join()  # before the stack closes what `watch` reads
         self._stack.close()
 
     # --------------------------------------------------------------------------- for the crew

@@ -77,7 +77,7 @@ def number(
         )
     topology.check_num_processes(size)
     if wanted is not None:
-        places.place(0, size, wanted.partitions)
+        places.place(0, size, wanted.partitions)  # raises if they cannot be divided
     if found.size > 1 and (is_smp or (wanted is not None and wanted.partitions > 1)):
         raise UnavailableError(
             "The ranks of nanotf.smp run on one host. Received: the hosts "

@@ -62,11 +62,11 @@ class RankOutput:
 
     def close(self) -> None:
         """Closes the logs. Removes those of temporary files, unless a rank has failed."""
-        self._logs.catch_up()
+        self._logs.catch_up()  # a disk that was full may have room by now
         self._logs.close()
         if self._own is None:
             return
-        if self.failed and any(self._own.iterdir()):
+        if self.failed and any(self._own.iterdir()):  # a log is made with its first line
             say(f"the output of the other ranks is in {self._own}", sys.stderr)
         else:
             shutil.rmtree(self._own, ignore_errors=True)

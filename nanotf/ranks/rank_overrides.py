@@ -65,6 +65,7 @@ def _is_divided() -> bool:
 def _clipping_later(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def _clip_gradients(self: Any, grads: Any) -> Any:
+        # In a replica Keras calls this before the sum, and `_clipping_sums` after it.
         return stock(self, grads) if _clipping.get() or not _is_divided() else grads
 
     return _clip_gradients
@@ -76,7 +77,7 @@ def _clipping_sums(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
         pairs = list(stock(self, grads_and_vars))
-        if not pairs or not _is_divided():
+        if not pairs or not _is_divided():  # `zip` makes no two lists of no pairs
             return pairs
         grads, variables = map(list, zip(*pairs, strict=True))
         before = _clipping.set(True)

@@ -53,7 +53,7 @@ def _run(order: RankOrder) -> None:
     try:
         order.script.run_as_rank(order.placement.rank)
     except SystemExit as end:
-        if not end.code:
+        if not end.code:  # `sys.exit()` and `sys.exit(0)` end a script that succeeded
             _tell_if_alone()
         raise
     _tell_if_alone()

@@ -60,7 +60,7 @@ class RankStrategy(WorkerStrategy):
     @property
     def cluster_resolver(self) -> Any:
         """The resolver of TF_CONFIG, which names the ranks, for a script of several processes."""
-        if self._is_multi_worker and "TF_CONFIG" in os.environ:
+        if self._is_multi_worker and "TF_CONFIG" in os.environ:  # a script may have removed it
             return tf.distribute.cluster_resolver.TFConfigClusterResolver()
         return super().cluster_resolver
 
@@ -78,10 +78,12 @@ def _share_chance(group: Any, rank: int) -> None:
     """Gives all ranks the random states of rank 0."""
     chance = Chance.capture()
     if chance.tensorflow is None:  # no seed: TensorFlow's operations would differ between ranks
+        # It must fit the int32 of `tf.constant`: ranks broadcast tensors of one dtype.
         seed = int.from_bytes(os.urandom(4), "big") % 2**_SEED_BITS
         tf.random.set_seed(int(group.broadcast(tf.constant(seed), EAGER_KEY)))
         chance = chance._replace(tensorflow=Chance.capture().tensorflow)
     data = np.frombuffer(pickle.dumps(chance), np.uint8)
+    # A broadcast needs one shape, and other ranks' pickles may differ in length.
     length = int(group.broadcast(tf.constant(len(data)), EAGER_KEY))
     data = data if rank == 0 else np.zeros(length, np.uint8)
     pickle.loads(group.broadcast(tf.constant(data), EAGER_KEY).numpy().tobytes()).restore()

@@ -19,7 +19,7 @@ from typing import Any
 from nanotf.machine.own_exit import at_own_exit
 from nanotf.ranks.rank_order import GroupSeat
 
-# Keys of collectives outside steps, below those of `collectives.launcher`.
+# Keys of collectives outside steps, besides those of `collectives.launcher`.
 JOIN_KEY = 3
 FILES_KEY = 4
 
@@ -119,6 +119,7 @@ def keys() -> Any:
 
 def command(processes: int | None = None) -> str:
     """Returns the command that starts this script as ranks, for messages."""
+    # Not for `python -c`, nor in an interactive session.
     is_script = pathlib.Path(sys.argv[0]).is_file()
     words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
     return f"nanotf run --ranks -n {processes or 2} {shlex.join(words)}"

@@ -53,7 +53,7 @@ def calling_functions(stock: Any, _: Any) -> Any:
         is_apart = is_apart or not distribute.in_branch()
         if scope.region is None and scope.proof is None and is_apart:
             if scope.exchange is not None and not tf.distribute.has_strategy():
-                self = functions.dividing_version(self)
+                self = functions.dividing_version(self)  # XLA cannot compile exchanges
             with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():
                 result = stock(self, *args, **kwargs)
             if scope.exchange is not None and tf.executing_eagerly():
@@ -164,6 +164,7 @@ def making_operations(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def _create_op_internal(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         region = scope.region
+        # A loop or branch has its own graph, and gets tensors by an operation of `region.graph`.
         if region is None or region.graph is not self or region.recomputes:
             return stock(self, op_type, inputs, *args, **kwargs)
         inputs = [region.inside(tensor) for tensor in inputs]

@@ -68,6 +68,7 @@ class CheckpointManager:
         state = require_tensorflow().train.get_checkpoint_state(self.directory)
         written = [] if state is None else list(state.all_model_checkpoint_paths)
         if written != list(self._manager.checkpoints):
+            # TensorFlow's manager reads the list only when it is made.
             self._manager = self._make(self.directory)
 
     def save(

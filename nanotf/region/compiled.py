@@ -45,6 +45,7 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             trace = compiled.get_concrete_function(*tensors)
         return trace(*tensors)
     except scope.NotCompiled:
+        # The trace has left tensors of its graph there, which no other graph can use.
         for losses, count in kept:
             del losses[count:]
         return stock(*args, **kwargs)

@@ -49,6 +49,7 @@ def check(
 
     def compare() -> Any:
         state = [v.read_value() for v in map(keras_common.tf_variable, layer.variables)]
+        # First, so that an assignment is found before the divided call adds its own.
         with scope.dividing(None):
             expected = _results(layer, lambda: whole(*args, **kwargs), args, kwargs)
         for variable, before in zip(layer.variables, state, strict=True):
@@ -76,6 +77,7 @@ def _results(layer: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> lis
         outputs = [v for v in tf.nest.flatten(call()) if tf.is_tensor(v)]
     floats = [v for v in outputs if v.dtype.is_floating]
     gradients = tape.gradient(floats, [*given, *trained], [_unlike(v) for v in floats])
+    # Dense: a sparse one may name a row several times, and on workers in another order.
     gradients = [v if v is None else tf.convert_to_tensor(v) for v in gradients]
     names = [f"output {place}" for place in range(len(outputs))]
     names += [f"the gradient of argument {place}" for place in range(len(given))]
@@ -85,6 +87,7 @@ def _results(layer: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> lis
 
 def _unlike(like: Any) -> Any:
     """Returns numbers that are unlike in all rows, as a gradient that arrives at an output."""
+    # With ones, a layer that swaps rows would have the right gradients.
     places = tf.range(tf.size(like, tf.int64))
     return tf.reshape(tf.cast(tf.cos(tf.cast(places, tf.float64)), like.dtype), tf.shape(like))
 

@@ -242,7 +242,7 @@ def nano_bf16(function: Callable[..., Any] | None = None) -> Any:
         )
 
     if isinstance(function, Step):
-        return Step(nano_bf16(function.function))
+        return Step(nano_bf16(function.function))  # outermost, a step's call is still recorded
     processor.warn_of_slow_bfloat16("@nano_bf16")
     inner = getattr(function, "python_function", function)
 
@@ -252,6 +252,7 @@ def nano_bf16(function: Callable[..., Any] | None = None) -> Any:
 
     if not is_tf_function(function):
         return step
+    # The casts are part of the graph: an `input_signature` describes the arguments before them.
     in_graph: Callable[..., Any]
     in_graph = require_tensorflow().function(step, **functions.options_of(function))
     return in_graph
@@ -261,7 +262,7 @@ def _to_bfloat16(structure: Any) -> Any:
     tf = require_tensorflow()
 
     def cast(leaf: Any) -> Any:
-        is_data = tf.is_tensor(leaf) or hasattr(leaf, "__array_interface__")
+        is_data = tf.is_tensor(leaf) or hasattr(leaf, "__array_interface__")  # NumPy's numbers, too
         if not is_data or isinstance(leaf, tf.Variable):
             return leaf
         dtype = getattr(leaf.dtype, "name", "")

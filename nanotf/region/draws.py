@@ -36,7 +36,7 @@ def drawing(stock: Any, _: Any) -> Any:
             return stock(*args, **kwargs)
         division, shape = region.division, bound.arguments["shape"]
         known = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
-        if not region.draws_rows():
+        if not region.draws_rows():  # takes the proof's note of this draw, in order
             return stock(*args, **kwargs)
         if known is not None:
             known = [int(d) for d in np.ravel(known)]
@@ -47,13 +47,13 @@ def drawing(stock: Any, _: Any) -> Any:
             own = run(stock, bound, division, rest)
         if known is not None:
             own.set_shape([division.length if division.is_known else None, *known[1:]])
-        region.admit([own])
+        region.admit([own])  # made outside, but own rows: not to be spread
         return own
 
     return draw
 
 
-_LIMITS = ("mean", "stddev", "minval", "maxval")
+_LIMITS = ("mean", "stddev", "minval", "maxval")  # may be tensors, with a number for each row
 
 # Counts that the generator of the current draw skips.
 _skipped: contextvars.ContextVar[Any] = contextvars.ContextVar("skipped", default=None)
@@ -66,6 +66,7 @@ def keying(stock: Any, _: Any) -> Any:
     def get_key_counter_alg(seed: Any, alg: Any) -> Any:
         key, counter, alg = stock(seed, alg)
         if (skipped := _skipped.get()) is not None:
+            # Philox counts with 128 bits; the low half comes first.
             counter += tf.stack([tf.cast(skipped, tf.uint64), tf.constant(0, tf.uint64)])
         return key, counter, alg
 
@@ -77,6 +78,7 @@ def _counts(name: str, arguments: dict[str, Any]) -> bool:
 
     TensorFlow chooses Philox on CPUs.
     """
+    # Truncated normal numbers are drawn until they fit: a number takes more counts.
     kinds = ("stateless_random_uniform", "stateless_random_normal")
     chosen = arguments.get("alg") in ("auto_select", "philox")
     return name in kinds and chosen and bool(tf.as_dtype(arguments["dtype"]).is_floating)

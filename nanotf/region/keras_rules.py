@@ -55,7 +55,7 @@ def finding_logits(stock: Any, _: Any) -> Any:
         if joined is None or keras_layers.activation_behind(joined.own) is None:
             return stock(output, from_logits, *args)
         own, from_logits = stock(joined.own, from_logits, *args)
-        if own is joined.own:
+        if own is joined.own:  # no logits are behind it
             return output, from_logits
         return joined.division.join(own, joined.factor), from_logits
 
@@ -75,6 +75,7 @@ def noting_call(stock: Any, _: Any) -> Any:
 
 def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of targets and predictions that uses the worker's own rows if these do."""
+    # `of_rows` is not converted, so AutoGraph would not reach the function that it calls.
     function = keras_layers.converted_as_here(function)
 
     @tf.autograph.experimental.do_not_convert
@@ -112,7 +113,7 @@ def _by_rows(owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an object another attribute in this context, past Keras's tracking of attributes."""
-    is_own, before = name in vars(owner), getattr(owner, name)
+    is_own, before = name in vars(owner), getattr(owner, name)  # a method is in the class
     object.__setattr__(owner, name, value)
     try:
         yield

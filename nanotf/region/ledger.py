@@ -19,7 +19,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], Part] = {}
-        self._running: list[set[tuple[str, int]]] = []
+        self._running: list[set[tuple[str, int]]] = []  # the parts inside each running `around`
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -28,7 +28,7 @@ class Ledger:
 
     def note(self, owner: Any, part: Part) -> None:
         """Registers a part that is computed as a whole, or by rows."""
-        key = part.name, id(owner)
+        key = part.name, id(owner)  # several layers may have one name
         self._parts[key] = part
         for inside in self._running:
             inside.add(key)

@@ -110,6 +110,7 @@ def masked_moments(stock: Any, _: Any) -> Any:
             [tf.reduce_sum(v, axes, keepdims=True) for v in (inputs * counts, counts)]
         )
         mean = total / (count + epsilon)  # Keras's formula
+        # A second exchange: deviations are from the mean of all workers' rows.
         squares = tf.square(inputs - mean) * counts
         (total,) = _totals([tf.reduce_sum(squares, axes, keepdims=True)])
         return tf.squeeze(mean), tf.squeeze(total / (count + epsilon))
@@ -136,6 +137,7 @@ def synchronized_in_2(stock: Any, _: Any) -> Any:
     def calculate(self: Any, x: Any, reduction_axes: Any, keep_dims: Any, mask: Any = None) -> Any:
         if not _is_over_rows(x, reduction_axes):
             return stock(self, x, reduction_axes, keep_dims, mask)
+        # It calls `tf.nn.moments` or `weighted_moments`, which are replaced above.
         return self._no_sync_calculate_mean_and_var(x, reduction_axes, keep_dims, mask)
 
     return calculate
@@ -182,6 +184,7 @@ def _gathered(values: list[Any]) -> list[Any]:
         whole.set_shape([exchange.size, *own.shape[1:]])
 
         def gradient(d: Any) -> Any:
+            # Every worker normalizes by all parts: the gradient of one is a sum over workers.
             return rows.add(exchange, [d])[0][exchange.rank : exchange.rank + 1]
 
         return whole, gradient
@@ -196,7 +199,7 @@ def _totals(parts: list[Any]) -> list[Any]:
         return [scope.proof.exchange(part) for part in parts]
     region = scope.region
     assert region is not None
-    present = tf.cast(region.division.count > 0, parts[0].dtype)
+    present = tf.cast(region.division.count > 0, parts[0].dtype)  # 0 for a padding row
     return rows.spread(region.exchange, rows.add(region.exchange, [p * present for p in parts]))
 
 

@@ -35,6 +35,7 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
             given = signature.bind(*args, **kwargs).arguments
             path = given[name]
             is_path = isinstance(path, (str, os.PathLike))
+            # Other ranks wait for the news of a write of this name.
             what = f"{stock.__qualname__} {os.fspath(path) if is_path else type(path).__name__}"
             written = context.current.once(what, lambda: stock(*args, **kwargs))
             if _is_apart():

@@ -90,11 +90,13 @@ def summary(value: Any) -> list[float]:
         return []
     try:
         array = np.asarray(value)
+        # NumPy does not know bfloat16: its kind is "V", that of raw bytes.
         if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
             return []
         flat = array.astype("c16" if array.dtype.kind == "c" else "f8").ravel()
     except (TypeError, ValueError):  # an object that is no array, or a ragged one
         return []
+    # Weights that differ from place to place: a sum alone hides swapped numbers.
     order = np.cos(np.arange(flat.size))
     sums = [np.abs(flat).sum(), flat.real.sum() + flat.imag.sum()]
     return [float(v) for v in (*sums, np.linalg.norm(flat), (flat * order).real.sum())]
@@ -114,4 +116,4 @@ def gap(one: list[float], other: list[float]) -> float:
         return 0.0
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
-    return float(np.abs(a - b)[1:].max() / max(a[0], b[0]))
+    return float(np.abs(a - b)[1:].max() / max(a[0], b[0]))  # the first of each is its scale

@@ -193,12 +193,13 @@ class Region:
         counted = (
             own
             if self.division.is_full
-            else own[: tf.where(self.division.count > 0, tf.shape(own)[0], 0)]
+            else own[: tf.where(self.division.count > 0, tf.shape(own)[0], 0)]  # no padding row
         )
         exchange = self.exchange
 
         @rows.with_gradient
         def join(counted: Any) -> Any:
+            # Only the gradient reads them; without one a graph does not gather them.
             lengths = exchange.gather_rows(tf.shape(counted)[:1], if_read=True)
             first = tf.reduce_sum(lengths[: exchange.rank])
             own_length = lengths[exchange.rank]
@@ -258,11 +259,13 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             whole, found = functools.partial(stock, layer), declared.recorded
             declared.check(layer, whole, divided, args, kwargs, found)
         return divided(args, kwargs)
+    # Only here: a layer whose graph shows that its rows are apart needs no comparison.
     if declaration == keras_layers.BY_ROWS:
         scope.wholes += 1  # layers around it run whole because of it, and need not warn
         why = "as nanotf.by_rows declares"
         ledger.note(layer, Part(layer.name, True, why, verdict.operations))
         trained = tuple(map(keras_common.tf_variable, layer.trainable_variables))
+        # No proof says what the layer reads and leaves, so its call looks for both.
         verdict = Verdict(factors=None, variables=trained, reads_behind=True, leaves_notes=True)
         divided = functools.partial(_divided, layer, stock, division, verdict)
         declared.check(layer, functools.partial(stock, layer), divided, args, kwargs)
@@ -294,6 +297,7 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
     held = [(v, kind, v.read_value()) for v, kind in verdict.assigned]
     before = {id(loss) for found in keras_layers.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
+    # Operations get the components of a ragged or sparse argument.
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, verdict.variables)
     checking = region.checking() if verdict.reads_behind else contextlib.nullcontext()
@@ -358,7 +362,7 @@ def _division_for(
     if division is not None and not layer.built and isinstance(layer, keras_models.model_class()):
         with scope.dividing(None):
             keras_build.build_symbolically(layer, stock, args, kwargs, is_data)
-    return division if layer.built else None
+    return division if layer.built else None  # its first call builds it, from the whole batch
 
 
 def _division_of(exchange: Any, first: Any) -> Division | None:
@@ -370,4 +374,4 @@ def _division_of(exchange: Any, first: Any) -> Division | None:
     if n is None:
         is_ragged = isinstance(first, tf.RaggedTensor)
         return Division(exchange, first.nrows(tf.int32) if is_ragged else tf.shape(first)[0])
-    return Division(exchange, int(n)) if n else None
+    return Division(exchange, int(n)) if n else None  # an empty batch has no row to pad with

@@ -48,6 +48,7 @@ def called(function: Any, args: Any, kwargs: Any) -> None:
     traces.numbers.add(tuple(x for x in leaves if _is_number(x)))
     traces.shapes.add(tuple(tuple(x.shape) for x in leaves if _has_shape(x)))
     advice = _advice(traces)
+    # The user cannot change how Keras calls its own functions.
     if advice and not keras_common.is_keras_own(function.python_function):
         traces.told = True
         logger.warning("%s was traced %d times. %s", _name(function), count, advice)
@@ -70,6 +71,7 @@ def _advice(traces: _Traces) -> str:
 
 def _is_number(value: Any) -> bool:
     # NumPy's numbers become tensors.
+    # A bool makes two graphs at most.
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.generic))
 
 

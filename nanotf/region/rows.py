@@ -129,6 +129,7 @@ class Division:
         joined = rows_of(leaf)
         if joined is not None and joined.factor == 1 and self.agrees_with(joined.division):
             return True
+        # Two unknown lengths look alike, and those of two batches may differ.
         return (joined is None or self.is_known) and self.fits(leaf.shape[0])
 
     @property
@@ -219,6 +220,7 @@ class Division:
 
     def sum(self, value: Any) -> Any:
         """Turns a sum over the worker's rows into a sum over the batch."""
+        # A padding row adds nothing.
         present = tf.cast(self.count > 0, value.dtype) if not self.is_full else 1
         return add(self.exchange, [value * present])[0]
 
@@ -325,12 +327,13 @@ def spread(exchange: Exchange, whole: Sequence[Any], of_whole: bool = False) -> 
     @with_gradient
     def spread(*whole: Any) -> Any:
         def gradient(*d: Any) -> Any:
+            # Sorted: all workers must sum them in one order.
             places = sorted(asked) or range(len(d))
             found: list[Any] = [None] * len(d)
             totals = add(exchange, [d[i] for i in places], of_whole)
             for place, total in zip(places, totals, strict=True):
                 found[place] = total
-            asked.clear()
+            asked.clear()  # a persistent tape may ask again, for others
             return found
 
         return [tf.identity(tensor) for tensor in whole], gradient

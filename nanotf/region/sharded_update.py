@@ -71,6 +71,7 @@ class OptimizerShards:
             variables: the `tf.Variable`s of the call's state.
         """
         optimizer = model.optimizer
+        # A `train_step` of the user's may do more with gradients than apply all of them once.
         if not _is_known(type(optimizer)) or not keras_common.is_keras_own(type(model).train_step):
             return None
         if not keras_optimizers.updates_elements_apart(optimizer, ELEMENTWISE):
@@ -154,7 +155,7 @@ def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
             (whole if constrained else tables if is_table else divisible).update(ids)
         elif isinstance(layer, keras_models.embedding_class()):  # the user's, whose gradient may be
             whole |= ids  # sparse
-    return divisible - whole - tables, tables - whole - divisible
+    return divisible - whole - tables, tables - whole - divisible  # layers may share one
 
 
 class ShardedUpdate:
@@ -198,6 +199,7 @@ class ShardedUpdate:
         self._slots = keras_optimizers.optimizer_slots(self.optimizer)
         whole = keras_optimizers.optimizer_slots(optimizer)
         for name, slots in self._slots.items():
+            # Undivided variables keep their slots in `optimizer`, which the call's state holds.
             vars(self.optimizer)[name] = slots[: len(divided)] + self._whole(whole[name])
         generation().apply_through(optimizer, self.optimizer, self._apply)
 
@@ -243,7 +245,7 @@ class ShardedUpdate:
             part.assign(self._part_of(variables))
             for own, table in zip(self._tables, tables, strict=True):
                 own.take(table)
-        kept = self._without_gradient([g is None for g in found], variables)
+        kept = self._without_gradient([g is None for g in found], variables)  # before the update
         summed = self.strategy.reduce_scatter(parts)
         pairs = zip(self._tables, self.shards.tables.of(gradients), strict=True)
         of_tables = [own.of(gradient) for own, gradient in pairs]
@@ -263,7 +265,7 @@ class ShardedUpdate:
         """Returns this worker's part of a gradient; rank 0 gets all of a gradient that is no sum."""
         tf = require_tensorflow()
         if gradient is None:
-            return tf.zeros_like(variable)
+            return tf.zeros_like(variable)  # Keras skips it; `_without_gradient` puts it back
         part = rows.part_of(gradient)
         if part is None:
             # All ranks must read it: a rank that does not read it does not exchange it either.
@@ -349,7 +351,7 @@ class _TablePart:
         tf = require_tensorflow()
         part = keras_common.tf_variable(self.part)
         if self._by_touch and isinstance(gradient, tf.IndexedSlices):
-            rows = tf.unique(tf.cast(gradient.indices, tf.int64))[0]
+            rows = tf.unique(tf.cast(gradient.indices, tf.int64))[0]  # a batch may name a row often
             values = tf.gather(part, rows)
             self._strategy.update_rows(table, rows + self._bounds[0], values, self._place)
         else:

@@ -30,6 +30,7 @@ class SummedRows:
     def _clip_gradients(self, grads: Any) -> Any:
         """Clips gradients, the first action of an update in both generations."""
         tf = require_tensorflow()
+        # Joined sums of several workers may be of one row, and are summed once more.
         grads = [sum_rows(joined_of_sums(gradient)) for gradient in grads]
         limit = getattr(self, "global_clipnorm", None)
         if limit and any(isinstance(gradient, tf.IndexedSlices) for gradient in grads):

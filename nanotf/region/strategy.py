@@ -75,7 +75,7 @@ def _telling_of_taken_port(port: int | None) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if port is None or ports.is_free(port):
+        if port is None or ports.is_free(port):  # the error has another cause
             raise
         raise ports.PortTaken(f"TCP port {port} was taken meanwhile: {error}") from error
 
@@ -113,6 +113,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             os.environ["TF_CONFIG"] = json.dumps(
                 {"cluster": {"worker": list(cluster)}, "task": {"type": "worker", "index": rank}}
             )
+            # It reads the environment, and takes no cluster as an argument.
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         else:
             resolver = distribute.empty_cluster()
@@ -126,7 +127,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             extended.group = group
             distribute.set_rank(extended, rank, size)
             self._keys = keys = launcher.Keys()
-            self._places = itertools.count(1)
+            self._places = itertools.count(1)  # 0 names no memory, see `place_for`
             distribute.use_launcher(
                 extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
             )
@@ -135,6 +136,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             self.tally = extended.tally = Tally()
             distribute.count_collectives(extended, self.tally)
         distribute.reduce_without_semaphores(extended)
+        # The parent class's would make the stock implementation instead.
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size
@@ -146,6 +148,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         group, found = self.extended.group, [tf.convert_to_tensor(t) for t in tensors]
         if group is None:
             return list(tf.nest.flatten(self._launcher.batch_all_reduce([found])))
+        # In the tensors' order, which is that of all ranks: each dtype is a collective of its own.
         for dtype in dict.fromkeys(tensor.dtype for tensor in found):
             places = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
             summed = group.all_reduce_many(
@@ -171,6 +174,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             return group.all_gather(rows, self._keys.next(), if_read)
         if tf.executing_eagerly():  # TensorFlow gathers only in graphs
             if self._gather is None:
+                # Not a graph for each length: the last batch of an epoch is often shorter.
                 self._gather = tf.function(self.gather_rows, reduce_retracing=True)
             with eager_context.unrecorded():
                 return self._gather(rows)

@@ -78,7 +78,7 @@ def vectorizing(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def pfor(loop_fn: Any, iters: Any, *args: Any, **kwargs: Any) -> Any:
         loops = _loops.get()
-        with _next_body(False):
+        with _next_body(False):  # a `tf.vectorized_map` in the body is not the Jacobian's
             if loops:
                 return _looped(loop_fn, iters)
             with scope.dividing(None):

@@ -21,13 +21,14 @@ def plain(variable: Any) -> Any:
     """Returns the plain variable behind a Keras, distributed or casting variable."""
     variable = keras_common.tf_variable(variable)
     if hasattr(variable, "_values"):
-        variable = variable._values[0]
+        variable = variable._values[0]  # a worker has one replica
     return values.behind(variable)
 
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
     """Returns the plain variables that a layer may train or its code reads, each once."""
     found = [plain(v) for v in (*keras_common.tf_variables(layer), *others)]
+    # Others get no gradient, and a copied handle serves only to sum gradients.
     found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
     return list({id(v): v for v in found}.values())
 
@@ -46,6 +47,7 @@ def used_by_rows(
     Raises:
         ModelError: The code has read another variable.
     """
+    # Tapes hear of them here, since the code inside reads only copies of their handles.
     variable_handles.note_use(variables)
     before = [variable_handles.handle_of(v) for v in variables]
     with variable_handles.in_function():

@@ -62,6 +62,7 @@ def _along(step: RuleArguments) -> TensorState:
     axes = step.value(2 if step.operation.type == "Roll" else 1)
     if step.inputs[0].is_rows and crosses(step, axes):
         raise Coupled("works along the rows")
+    # A linear operation also keeps sums and means over rows.
     is_linear = step.operation.type in ("Cumsum", "ReverseV2", "Roll")
     return step.inputs[0] if is_linear else plain(step.inputs[:1])
 
@@ -89,6 +90,7 @@ def _last_axes(step: RuleArguments) -> list[TensorState]:
     )
     found = plain(step.inputs[:data])
     for place, state in enumerate(step.inputs[:data]):
+        # Labels have no axis of classes: their only one is that of the rows.
         axes = 0 if kind in _BESIDE_LABELS and len(step.shape(place)) == 1 else _LAST_AXES[kind]
         if state.is_rows and state.axis >= len(step.shape(place)) - axes:
             raise Coupled("works along the rows")
@@ -96,7 +98,7 @@ def _last_axes(step: RuleArguments) -> list[TensorState]:
 
 
 _BANDS = {"MatrixDiagV3": 1, "MatrixSetDiagV3": 2}  # the place of the diagonals' numbers
-_PADDING = {"MatrixDiagV3": (4,), "MatrixDiagPartV3": (2,)}
+_PADDING = {"MatrixDiagV3": (4,), "MatrixDiagPartV3": (2,)}  # the place of the padding value
 
 
 @rule(

@@ -29,6 +29,7 @@ def _gather(step: RuleArguments) -> TensorState:
     if not of.is_rows:
         return product(of, plain([indices]))
     axis %= len(step.shape(0))
+    # Batch axes pair each row with its own indices; along others all rows meet all indices.
     if of.axis == axis or (indices.is_rows and (of.axis >= batch or indices.axis != of.axis)):
         raise Coupled("looks up rows of the batch")
     return product(of, plain([indices]))

@@ -88,7 +88,7 @@ def _zeros(step: RuleArguments) -> TensorState:
         return TensorState(
             LIST, of=state.of.to(None) if state.of.kind in (WHOLE, ROWS, PARTIAL) else state.of
         )
-    return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)
+    return TensorState(WHOLE if state.kind == PARTIAL else state.kind, None)  # zeros sum to zeros
 
 
 @rule("Add AddN AddV2 Sub BiasAdd", COUNTED, LIST)
@@ -128,6 +128,7 @@ def _powers(step: RuleArguments) -> TensorState:
     power = factor.get(step.operation.type, Fraction(2))
     if state.kind not in (WHOLE, ROWS):
         raise Coupled("uses a sum or mean over rows")
+    # Zeros stay zeros, but a negative power of them does not.
     return state.to(None if state.power is None and power > 0 else (state.power or 0) * power)
 
 
@@ -151,6 +152,7 @@ def _gradient(step: RuleArguments) -> TensorState:
 )
 def _gradient_with_limits(step: RuleArguments) -> list[TensorState]:
     of_input = product(plain(step.inputs[1:]), step.inputs[0])
+    # The others are gradients of the limits, which all rows share.
     return [of_input] + [summed(of_input)] * (len(step.operation.outputs) - 1)
 
 

@@ -59,7 +59,7 @@ class Reader:
         )  # ids of tensors that workers exchange: the sums of partial ones
         self.failures: list[Reason] = []
         self.changes: dict[Any, str] = {}
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, Any] = {}  # by `id` of a tensor; None if it is no small constant
         self._read: set[Any] = set()  # operations without results that were read
 
     def add_twins(self, twins: Mapping[int, Any]) -> None:
@@ -115,7 +115,7 @@ class Reader:
                 raise Coupled("runs Python code, which the graph does not show")
             if unknown is not None and self._is_clamped(operation):
                 return [self._placed(operation, operation.outputs[0], EQUAL)]
-            if unknown is not None and operation.type != "Assert":
+            if unknown is not None and operation.type != "Assert":  # it changes no value
                 self._note_effects(operation, unknown.of)
                 return [unknown] * count
             found = self._by_kind(operation, inputs)
@@ -168,6 +168,7 @@ class Reader:
         if kind in ("Placeholder", "VarHandleOp"):
             is_handle = operation.outputs[0].dtype in (tf.resource, tf.variant)
             return TensorState(HANDLE, of=operation.name) if is_handle else EQUAL
+        # All workers have the same variables, and the check above refuses a changed one.
         if kind == "ReadVariableOp":
             return EQUAL
         numbers = [place for place, state in enumerate(inputs) if rule_steps.is_number(state)]
@@ -187,6 +188,7 @@ class Reader:
             if rule is not None:
                 return rule_steps.by_rule(rule, rule_steps.RuleStep(self, operation, inputs))
         except Coupled:
+            # Whatever the rule refuses, equal inputs give equal results.
             if not are_equal:
                 raise
         if are_equal:
@@ -206,6 +208,7 @@ class Reader:
             self._note_effects(operation, reason)
             return TensorState(UNKNOWN, of=reason)
         if tensor.shape.rank is None:
+            # Rows may lie along any axis: two places make the state unknown below.
             axes = [0, 0] if state.is_rows else []
         else:
             axes = [i for i, d in enumerate(tensor.shape) if d and d % self.rows == 0]
@@ -280,7 +283,7 @@ class Reader:
 
     # --------------------------------------------------------------------------- functions in graphs
     def _call(self, graph: Any, inputs: Sequence[TensorState]) -> list[TensorState]:
-        self._forget(graph)
+        self._forget(graph)  # another call of it may have had other inputs
         for tensor, state in zip(graph.inputs, inputs, strict=True):
             self.states[id(tensor)] = state
         self.read(graph)
@@ -300,7 +303,7 @@ class Reader:
         before, after = dict(self.changes), dict(self.changes)
         found = []
         for graph in graphs.functions_of(operation):
-            self.changes = dict(before)
+            self.changes = dict(before)  # only one of the branches will run
             found.append(self._call(graph, inputs[1:]))
             after = _united(after, self.changes)
         self.changes = after
@@ -352,6 +355,7 @@ class Reader:
                 self.changes.pop(key, None)
             return
         if kind == "AssignVariableOp":
+            # Workers' means, weighed by their shares of the rows, add up to the batch's mean.
             if value.kind == PARTIAL and value.power in (-1, None):
                 self._change(key, _MEAN)
                 return
@@ -367,6 +371,7 @@ class Reader:
 
     def _added_to(self, operation: Any, inputs: Sequence[TensorState]) -> TensorState | None:
         """Returns the state of `variable + sum over rows`, None for anything else."""
+        # A sum minus a variable is no addition to it.
         for place in (0, 1) if operation.type != "Sub" else (0,):
             read, added = inputs[place], inputs[1 - place]
             source = _behind_casts(operation.inputs[place])

@@ -20,6 +20,7 @@ from nanotf.region.proof.traces import Trace
 
 # TensorFlow fills a small tensor at once, a large one by an operation.
 _FILLED = ("Const", "Fill")
+# Kinds of attributes. Shapes are compared by `_agree`, functions by their own operations.
 _COMPARED = ("int", "list(int)", "float", "list(float)", "bool", "list(bool)", "string")
 
 
@@ -83,7 +84,7 @@ def _agree(values: tuple[Any, ...], rows: tuple[int, ...]) -> bool:
     linear = one + (two - one) * (rows[2] - rows[0]) / (rows[1] - rows[0])
     if math.isclose(linear, other, rel_tol=1e-6, abs_tol=1e-9):
         return True
-    if one * two <= 0:
+    if one * two <= 0:  # no power of the number of rows
         return False
     power = math.log(two / one) / math.log(rows[1] / rows[0])
     return math.isclose(one * (rows[2] / rows[0]) ** power, other, rel_tol=1e-5)

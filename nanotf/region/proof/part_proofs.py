@@ -19,7 +19,7 @@ from nanotf.region.proof import verdicts
 from nanotf.region.proof.states import Coupled
 from nanotf.region.proof.traces import Argument, ProvedCall, Tracing
 
-_MOST_NESTED = 6
+_MOST_NESTED = 6  # levels of attributes that `_likeness` looks at; deeper ones are unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Outputs:
     operations: float
 
 
-_known: dict[Any, _Outputs | None] = {}
+_known: dict[Any, _Outputs | None] = {}  # None for layers that are traced where they are
 
 
 def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> Any:
@@ -107,6 +107,7 @@ def _proved(layer: Any, stock: Any, described: list[Any], like: Any) -> _Outputs
     verdict = verdicts.prove(subject, given, like)
     others = verdict.losses or verdict.assigned or verdict.reads_behind or verdict.positions
     is_simple = not (verdict.whole or others)
+    # A placeholder can replace rows alone, one for each row of the batch.
     if not is_simple or set(verdict.factors or ()) != {1}:
         return None
     flat = tf.nest.flatten(outputs[0])
@@ -144,6 +145,7 @@ def _likeness(value: Any, depth: int = 0) -> Any:
     if not keras_common.is_keras_own(type(value)):
         return None
     if isinstance(value, tf.keras.layers.Layer):
+        # Above, a regularizer counts as one of weights; that of outputs adds losses to a call.
         if getattr(value, "activity_regularizer", None) is not None or isinstance(
             value, keras_models.model_class()
         ):

@@ -43,7 +43,7 @@ def _contract(step: RuleArguments) -> TensorState:
 )
 def _convolve(step: RuleArguments) -> TensorState:
     by_shape = "BackpropInput" in step.operation.type
-    images, filters = (2, 1) if by_shape else (0, 1)
+    images, filters = (2, 1) if by_shape else (0, 1)  # a gradient's first input is a shape
     if step.inputs[filters].kind != WHOLE or (
         step.inputs[images].is_rows and step.inputs[images].axis
     ):
@@ -149,4 +149,5 @@ def _normalize_gradient(step: RuleArguments) -> list[TensorState]:
     if _normalizes_rows(step, 1):
         return _by_shape(step, product(plain(step.inputs[1:]), step.inputs[0]))
     found = product(plain(step.inputs[1:]), step.inputs[0])
+    # After that of the data the gradients of scale and offset, then unused ones.
     return [found] + [summed(found)] * 2 + [EQUAL] * (len(step.operation.outputs) - 3)

@@ -34,6 +34,7 @@ class RowConstants:
             many &= np.mod(value, self._rows) == 0
             if not many.any():
                 return EQUAL if value.any() else ZEROS
+            # A multiple of the square is a product of two numbers of rows, at least.
             if value.ndim == 0 and value % self._rows**2:
                 return TensorState(WHOLE, Fraction(1))
             if value.dtype.kind == "f":
@@ -72,6 +73,7 @@ class RowConstants:
             return None
         ratio = self._other_rows / self._rows
         twice = round(2 * math.log(float(other) / float(value)) / math.log(ratio))
+        # Two numbers of float32 are each rounded by up to 6e-8.
         tolerance = 1e-12 if value.dtype.kind in "iu" else 2e-7
         exact = math.isclose(float(value) * ratio ** (twice / 2), float(other), rel_tol=tolerance)
         return Fraction(twice, 2) if exact and abs(twice) <= 8 else None

@@ -71,7 +71,7 @@ def keeps_sums(operation: Any) -> bool:
     """Returns True for a cast of a sum that is the sum of the casts."""
     source, result = operation.inputs[0].dtype, operation.outputs[0].dtype
     if result.is_floating or result.is_complex:
-        return bool(result.size >= 4)
+        return bool(result.size >= 4)  # 16 bits would round each worker's part of a sum
     return bool(
         source.is_integer
         and result.is_integer

@@ -29,7 +29,7 @@ def by_rule(rule: rule_table.Rule, step: RuleStep) -> list[TensorState] | Tensor
         if is_shape and place in lengths and not _are_known(operation.outputs):
             raise Coupled("makes a tensor of an unknown shape from the number of rows")
     found = rule(step)
-    for place, state in step.unread():
+    for place, state in step.unread():  # by now the rule has read all that it knows of
         is_equal = state.kind == HANDLE or (state.kind == WHOLE and not state.power)
         if not (is_equal or (place in shapes and is_number(state))):
             raise Coupled("takes more than its data from rows, or from their number")
@@ -42,6 +42,7 @@ def _check_broadcast(operation: Any, states: Sequence[TensorState]) -> None:
     """Refuses a whole value that may be as long as the batch by chance, beside its rows."""
     shapes = [tensor.shape for tensor in operation.inputs]
     along = [
+        # Counted from the last axis, as shapes are broadcast.
         state.axis - shape.rank
         for state, shape in zip(states, shapes, strict=True)
         if state.is_rows and shape.rank is not None

@@ -71,7 +71,7 @@ def rule(names: str, *more: str) -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         for name in names.split():
-            assert name not in RULES, name
+            assert name not in RULES, name  # a second rule would replace the first in silence
             RULES[name] = rule
             TAKES[name] = frozenset((*_DATA, *more))
         return rule

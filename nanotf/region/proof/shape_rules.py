@@ -151,7 +151,7 @@ def _entry_of(step: RuleArguments, axis: int, rank: int) -> int | None:
     masks = [attribute(step, name) for name in ("ellipsis_mask", "new_axis_mask")]
     places = range(len(step.value(3)))
     dots, new = ([place for place in places if mask >> place & 1] for mask in masks)
-    new = [place for place in new if place not in dots]
+    new = [place for place in new if place not in dots]  # as TensorFlow, which looks for dots first
     at = 0
     for place in places:
         if place in dots:
@@ -194,9 +194,10 @@ def _slice(step: RuleArguments) -> TensorState:
     if padding is not None and padding.power is not None:
         plain([state, padding])
     if state.kind == COUNTED:
-        return plain(step.inputs[1:]) and COUNT
+        return plain(step.inputs[1:]) and COUNT  # `plain` only checks: a state is always true
     if not state.is_rows:
         return state
+    # A negative stride reverses the rows, which a shape does not show.
     if not _keeps_all(step, state) or (kind == "StridedSlice" and min(step.value(3)) < 0):
         raise Coupled("takes some of the rows, or adds others")
     if kind == "StridedSlice":

@@ -169,7 +169,7 @@ class _Copier:
             self._note(outputs[0], inputs[0])
         if kind in ("TensorListPushBack", "TensorListPopBack", "TensorListResize"):
             self._note(outputs[0], inputs[0])
-            self._counts.pop(outputs[0].ref(), None)
+            self._counts.pop(outputs[0].ref(), None)  # they have another number of elements
         if kind == "TensorListReserve":
             count = self._value(inputs[1])
             if count is not None:

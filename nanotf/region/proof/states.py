@@ -81,7 +81,7 @@ class Coupled(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        setattr(self, keras_layers.AS_IT_IS, True)
+        setattr(self, keras_layers.AS_IT_IS, True)  # else Keras raises another with its text
 
 
 def add_powers(one: Power, other: Power, sign: int = 1) -> Power:
@@ -91,6 +91,7 @@ def add_powers(one: Power, other: Power, sign: int = 1) -> Power:
 
 def product(one: TensorState, other: TensorState, sign: int = 1) -> TensorState:
     """Returns the state of an element-wise product, or of a quotient with `sign` -1."""
+    # A product with zeros is zeros, a quotient by them is not.
     power = add_powers(one.power, other.power if sign > 0 else other.power or Fraction(0), sign)
     kinds = {one.kind, other.kind}
     if kinds == {WHOLE}:

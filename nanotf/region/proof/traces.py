@@ -58,6 +58,7 @@ class Argument:
         """Describes a tensor of a trace by its shape; None if that is not enough."""
         masked = keras_layers.mask_of(tensor)
         shape = None if tensor.shape.rank is None else tuple(tensor.shape)
+        # With a second axis as long as the rows, nothing tells which one is theirs.
         if shape is None or None in shape or any(d % rows == 0 for d in shape[1:]):
             return None
         has_rows = shape[:1] == (rows,)
@@ -152,7 +153,7 @@ class Tracing:
             return self._marked(value), self._marked
 
         out = exchanged(value)
-        self._own.add(out.op.name)
+        self._own.add(out.op.name)  # else its gradient would count as the user's
         return out
 
     def _marked(self, value: Any) -> Any:
@@ -305,6 +306,7 @@ def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
                 traced.tracing.give(given, upstream_of(state))
                 chosen.append(tensor)
                 upstream.append(given)
+        # The graph lacks the gradients of proved layers: placeholders replace what comes from them.
         for part in traced.tracing.parts:
             for tensor, argument in part.inputs:
                 if tensor.dtype.is_floating or tensor.dtype.is_complex:
@@ -334,6 +336,7 @@ def differentiate(traced: Trace, states: Sequence[TensorState]) -> Gradients:
 
 
 def _is_differentiable(tensor: Any) -> bool:
+    # The gradient of a handle is that of its variable.
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.resource)
 
 

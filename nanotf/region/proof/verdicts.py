@@ -127,6 +127,7 @@ def layer_subject(layer: Any, stock: Any) -> Subject:
 
 
 _VERDICTS = "_nanotf_verdicts"  # attribute of a graph: those on calls in it, and nowhere else
+# Weak, since verdicts hold variables, which must not outlive their layer.
 _eager: weakref.WeakKeyDictionary[Any, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
 _MOST_CHANGES = 8  # proofs for one kind of arguments
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of which a warning was given
@@ -163,7 +164,7 @@ def verdict_of(
         known = by_owner.setdefault(subject.owner, {})
     if key not in known:
         of_kind = [found for found in known if found[0] == key[0]]
-        if len(of_kind) >= _MOST_CHANGES:
+        if len(of_kind) >= _MOST_CHANGES:  # each proof traces the call at least twice
             known[key] = Verdict(_of_changes([attributes for _, attributes in (*of_kind, key)]))
         else:
             known[key] = prove(subject, leaves, (args, kwargs), known_lengths)
@@ -215,13 +216,14 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, traces.Argument):
         return dataclasses.astuple(leaf)
     if isinstance(leaf, (bool, int, float, str, type(None))):
-        return type(leaf), leaf
+        return type(leaf), leaf  # the type, too: 1, 1.0 and True are equal keys
     return str(type(leaf))
 
 
 def _plain_attributes(subject: Subject) -> Any:
     """Returns the numbers and texts in the user's attributes, which may change what code does."""
     found = [keras_models.users_attributes(layer) for layer in subject.layers]
+    # Without layers of users' classes, as in a loss, the owner's own attributes count.
     found += [] if found or not hasattr(subject.owner, "__dict__") else [vars(subject.owner)]
     return tuple(
         (place, name, value)
@@ -298,6 +300,7 @@ def _judged(
         # Code of a gradient may use the number of rows as a Python number.
         traces.differentiate(again, states)
         readers.add_twins(traces.twins(traced, again))
+    # Once more, for the operations of the gradient.
     readers.give(traced.tracing.states)
     readers.read(traced.graph)
     positions = _check_gradients(readers, traced, gradients)
