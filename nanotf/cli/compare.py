@@ -76,7 +76,7 @@ class Comparison:
         )
         done = subprocess.run(
             command,
-            env={**os.environ, **variables, recording.FILE: path},
+            env={**os.environ, **variables, recording.FILE: path},  # workers inherit them
             stdin=subprocess.DEVNULL,  # nobody would see the question of a script that asks
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # the last line of both explains a failure
