@@ -46,7 +46,7 @@ from nanotf.parent.defaults import PRECISIONS, TUNE, tune
 
 _Done = TypeVar("_Done")
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # any other `OSError` shows its traceback
 BROKEN_PIPE = 128 + signal.SIGPIPE  # the code that shells report after the reader has exited
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -77,7 +77,7 @@ def _report(command: Callable[[], _Done]) -> _Done | int:
     try:
         done = command()
         if sys.stdout is not None:  # None if the parent process has closed it
-            sys.stdout.flush()
+            sys.stdout.flush()  # else it fails at Python's exit, where nobody catches it
         return done
     except BrokenPipeError:  # for instance in `nanotf doctor | head`
         _drop_output()
@@ -133,6 +133,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     try:
         parsed = parser.parse_args(arguments)
     except ArgumentError as error:
+        # A command that is misspelled is looked for among the words of all commands.
         named = list(arguments[:1]) if arguments[:1] and arguments[0] in commands.choices else []
         command = " ".join(["nanotf", *named])
         of_command = commands.choices[named[0]] if named else parser
@@ -148,6 +149,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
 
 
 def _add_doctor(commands: Any) -> None:
+    # `RawDescriptionHelpFormatter` does not wrap the epilog.
     keys = "\n".join(
         textwrap.fill(about, 96, initial_indent=f"  {key:<13}", subsequent_indent=" " * 15)
         for key, about in doctor.KEYS.items()
@@ -161,7 +163,7 @@ def _add_doctor(commands: Any) -> None:
         "does\nnot work.",
         epilog=f"keys of the JSON object:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        allow_abbrev=False,  # a new option could make an abbreviation in a script ambiguous
     )
     add_json(parser)
     parser.add_argument(
@@ -190,7 +192,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _print(text: str) -> None:
     """Prints a text. Escapes characters that stdout cannot encode, such as those of a path."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # None for a `StringIO`
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
@@ -239,7 +241,7 @@ def _add_run(commands: Any) -> None:
     )
     run.add_argument(
         "--tune",
-        type=lambda text: tuple(text.split(",")),
+        type=lambda text: tuple(text.split(",")),  # `_run` checks the names
         metavar="SETTINGS",
         help="with -n auto: also measure these settings, separated by commas, and use those that "
         f"are faster: {', '.join(TUNE)}",
@@ -247,7 +249,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--precision",
         choices=PRECISIONS,
-        default=PRECISIONS[0],
+        default=PRECISIONS[0],  # leaves Keras's global policy as it is
         help="compute in this precision, as nanotf.patch_tensorflow(precision) does; "
         "default %(default)s",
     )

@@ -63,7 +63,7 @@ class Comparison:
         """Runs the script with a number of processes in a dtype."""
         from nanotf.region import recording  # imports NumPy
 
-        handle, path = tempfile.mkstemp(dir=self.folder)
+        handle, path = tempfile.mkstemp(dir=self.folder)  # exists even if nothing is recorded
         os.close(handle)
         options = {
             "number": number,
@@ -76,12 +76,12 @@ class Comparison:
         )
         done = subprocess.run(
             command,
-            env={**os.environ, **variables, recording.FILE: path},
-            stdin=subprocess.DEVNULL,
+            env={**os.environ, **variables, recording.FILE: path},  # workers inherit them
+            stdin=subprocess.DEVNULL,  # nobody would see the question of a script that asks
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT,  # the last line of both explains a failure
             text=True,
-            errors="replace",
+            errors="replace",  # a script may print any bytes
         )
         failure = ""
         if done.returncode:
@@ -98,6 +98,7 @@ class Comparison:
         for dtype in ROUNDING:
             alone, shared = self.run(1, dtype), self.run(self.number, dtype)
             if alone.failure:
+                # Some scripts work in one of the dtypes only; the other one decides then.
                 yield f"{dtype}: the script fails in one process: it {alone.failure}"
                 continue
             if shared.failure:
@@ -124,6 +125,7 @@ class Comparison:
             else:
                 checked = self.run(self.number, dtype, **{recording.CHECK_LAYERS: "1"})
                 yield from _layers(checked.lines)
+            # Rounding would blur the same difference in float32, after two more runs.
             break
         if decided is None:
             yield "The script ran in no dtype."
@@ -150,12 +152,13 @@ def first_part(
                 missing, "which only one of the runs reaches", [], [], float("inf")
             ), largest
         a, b = one[number], other[number]
+        # Runs that take different ways have no numbers that belong together.
         if a["where"] != b["where"] or a["values"].keys() != b["values"].keys():
             text = f"where the other run has {b['where']!r}, with other names"
             return FirstDifference(a["where"], text, [], [], float("inf")), largest
         pairs = {name: (a["values"][name], b["values"][name]) for name in a["values"]}
         gaps = {name: recording.gap(*pair) for name, pair in pairs.items()}
-        name = max(gaps, key=gaps.__getitem__, default=None)
+        name = max(gaps, key=gaps.__getitem__, default=None)  # None at a moment without numbers
         if name is not None and gaps[name] > rounding:
             return FirstDifference(a["where"], name, *pairs[name], gaps[name]), largest
         largest = max([largest, *gaps.values()])
@@ -165,7 +168,7 @@ def first_part(
 def _told(part: FirstDifference, one: str, other: str) -> str:
     if not part.one:
         return f"they part at {part.where}, {part.what}"
-    numbers = f"sum {part.one[1]:.9g} {one}, {part.other[1]:.9g} {other}"
+    numbers = f"sum {part.one[1]:.9g} {one}, {part.other[1]:.9g} {other}"  # [0] is their scale
     return f"they part at {part.where}, in {part.what}: {numbers} (relative {part.gap:.0e})"
 
 
@@ -246,6 +249,6 @@ def _compare(parsed: argparse.Namespace) -> int:
             if isinstance(told, bool):
                 equal = told
             else:
-                print(printable(told), flush=True)
+                print(printable(told), flush=True)  # the next line may be minutes away
     print("The numbers are equal." if equal else "The numbers are not equal.", flush=True)
     return 0 if equal else 1

@@ -76,6 +76,7 @@ def print_list(
             rows.append(row(each))
         except kind.kind.error as error:  # the others are none the worse
             say(f"warning: {error}", sys.stderr)
+    # ISO 8601 in UTC: the texts sort as the times do.
     rows.sort(key=lambda row: str(row["created"]))
     if is_json:
         print(json.dumps(rows, indent=2))
@@ -84,7 +85,7 @@ def print_list(
         print(f"No {kind.kind.default} in {kind.kind.folder(output)}.")
     width = max((len(str(row["name"])) for row in rows), default=0)
     for found in rows:
-        created = str(found["created"]).partition(".")[0]
+        created = str(found["created"]).partition(".")[0]  # without milliseconds and +00:00
         line = f"{found['name']:<{width}}  {found['status']:<10}  {created}  {words(found)}"
         print(line.rstrip())
     return 0

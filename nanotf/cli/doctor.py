@@ -85,10 +85,11 @@ def examine(
     found = findings.find(facts, plan, testing=test)
     checks: Sequence[self_test.Check] | None = None
     if test:
-        hopeless = any(finding.severity == "error" for finding in found)
+        hopeless = any(finding.severity == "error" for finding in found)  # training would fail, too
         checks = () if hopeless else self_test.run_trial()
         failed = [f"{check.name}: {check.text}" for check in checks if not check.passed]
         if failed:
+            # An error comes first, as `findings.find` sorts.
             found.insert(0, Finding("error", f"The test failed: {'; '.join(failed)}", _FIX_OF_TEST))
     report: Report = redacted(_report(facts, plan, checks, found), home_directories())
     return report
@@ -188,7 +189,9 @@ def _sorted(mask: frozenset[int] | None) -> list[int] | None:
 
 
 def _preloaded(facts: Facts, plan: topology.Plan) -> list[str]:
+    # All workers preload the same libraries.
     made = environment.worker_environment(plan.placements[0], facts.environ, facts.installed)
+    # The dynamic linker accepts colons and spaces between names, see ld.so(8).
     return made.apply(facts.environ).get("LD_PRELOAD", "").replace(":", " ").split()
 
 

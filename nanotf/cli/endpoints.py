@@ -55,7 +55,7 @@ def _row(endpoint: EndpointFolder) -> dict[str, Any]:
 
 
 def _words(row: dict[str, Any]) -> str:
-    return row["url"] or ""
+    return row["url"] or ""  # None before it has answered
 
 
 def _logs(parsed: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def _logs(parsed: argparse.Namespace) -> int:
             f"endpoint {endpoint.name} continues. `nanotf endpoints stop {endpoint.name}` ends it.",
             sys.stderr,
         )
-        raise
+        raise  # `main` makes the exit code 130 of it
     return 0
 
 

@@ -60,7 +60,7 @@ def init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     if parsed.debug:
         found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
         for name, value in {**found, "before": shell_state.read_state(environ)}.items():
-            say(f"{name}: {value}", sys.stderr)
+            say(f"{name}: {value}", sys.stderr)  # the shell evaluates stdout
     code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
     _warn(made)
     return code
@@ -94,7 +94,7 @@ def _script_parser(name: str, about: str, notes: str) -> Parser:
 
 def _parse_script(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     try:
-        given = list(arguments)
+        given = list(arguments)  # argparse calls a lone -- unrecognized (Python 3.11)
         return parser.parse_args(given[:-1] if given[-1:] == ["--"] else given)
     except ArgumentError as error:
         command = f"source {parser.prog}"
@@ -148,7 +148,7 @@ def _run(parsed: argparse.Namespace) -> int:
         where = "" if placement.numa_node is None else f", NUMA node {placement.numa_node}"
         print(f"worker {placement.rank}: cores {list(placement.cores)}{where}")
         print(shell.table(variables))
-    for found in [made, *(variables for _, variables in workers[:1])]:
+    for found in [made, *(variables for _, variables in workers[:1])]:  # all workers warn alike
         _warn(found)
     return 0
 
@@ -203,7 +203,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _options(parsed: argparse.Namespace) -> shell_state.Options:
     return shell_state.Options(
         openmp=not parsed.disable_openmp,
-        allocator=parsed.allocator or "auto",
+        allocator=parsed.allocator or "auto",  # None if none of the three options is given
         onednn=not parsed.disable_onednn,
         perf=parsed.perf,
         cores=parsed.cores,

@@ -56,7 +56,7 @@ def gather() -> Facts:
     usage = read_usage(machine)  # before TensorFlow's import makes the machine busy
     environ, installed = dict(os.environ), find_installed()
     tuned = shell_environment(machine, environ, installed).apply(environ)
-    with concurrent.futures.ThreadPoolExecutor(1) as other:
+    with concurrent.futures.ThreadPoolExecutor(1) as other:  # both imports of TensorFlow at once
         of_tuned = None if tuned == environ else other.submit(read_build, tuned)
         build = read_build(environ)
     plugins = installed_plugins()
@@ -106,5 +106,5 @@ def _read_platform() -> Platform:
     return Platform(
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         distribution=distribution,
-        libc=" ".join(platform.libc_ver()).strip(),
+        libc=" ".join(platform.libc_ver()).strip(),  # two empty texts if Python finds none
     )

@@ -59,6 +59,7 @@ def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
         *_of_system(facts, len(chosen.placements)),
         *_of_environment(facts, chosen),
     ]
+    # A stable sort: findings of one severity stay in this order.
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -75,7 +76,7 @@ def _of_tensorflow(build: TensorFlowBuild, system: System) -> Iterator[Finding]:
             f"nanotf is tested with TensorFlow {tested}, not with {build.tensorflow}.",
             "pip install 'nanotf[cpu]'.",
         )
-    version = parse_version(build.keras.partition(" ")[2])
+    version = parse_version(build.keras.partition(" ")[2])  # of "keras 3.12.0"
     if (3,) <= version < OLDEST_KERAS_3:
         yield Finding(
             "error",
@@ -107,7 +108,7 @@ def _of_plugins(facts: Facts) -> Iterator[Finding]:
         return
     names = ", ".join(facts.plugins)
     without, on = (build.float32 for build in facts.switched)
-    if not without or not on:
+    if not without or not on:  # 0 where it cannot be imported
         text = f"TensorFlow loads plug-ins: {names}. With them or without, it cannot be imported."
         yield Finding("warning", text, "Run `python -c 'import tensorflow'`, or uninstall them.")
         return
@@ -164,7 +165,7 @@ def _of_cores(facts: Facts, testing: bool) -> Iterator[Finding]:
         free = len(machine.usable_cores())
         text = f"nanotf uses {count(usable, 'core')} of {free}, because of {causes}."
         yield Finding("warning", text, fix)
-    if machine.is_quota_limited() and machine.can_pin:
+    if machine.is_quota_limited() and machine.can_pin:  # else `_of_pinning` tells of the quota
         cores = machine.usable_cores()
         yield Finding(
             "note",
@@ -178,6 +179,7 @@ def _caps(machine: Machine, environ: Mapping[str, str]) -> tuple[str, str]:
     """Returns the user's settings that leave cores unused, and the fix; empty for none."""
     free, causes, fixes = len(machine.usable_cores()), [], []
     state = shell_state.read_state(environ)
+    # `nanotf-init` sets it, too: only the user's own value is a cap.
     by_user = shell_state.thread_count(shell_state.user_environ(environ).get("OMP_NUM_THREADS"))
     by_option = state.options.cores if state else None
     if by_user is not None and by_user < free:
@@ -217,13 +219,13 @@ def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         if placement.pin and len({by_id[core].numa_node for core in placement.cores}) > 1
     ]
     texts = []
-    if astride and size > 1:
+    if astride and size > 1:  # a single worker has all cores, and waits for nobody
         texts.append(
             f"worker {', '.join(astride)} has cores of several NUMA nodes, and reading the other "
             "node's memory slows it down"
         )
     slow = [core for core in chosen.cores() if by_id[core].efficiency]
-    if 0 < len(slow) < len(chosen.cores()):
+    if 0 < len(slow) < len(chosen.cores()):  # efficiency cores alone are equally fast
         texts.append(f"workers use the efficiency cores {ranges(slow)}")
     if texts:
         better = ", ".join(map(str, _even_sizes(facts, size)))
@@ -267,7 +269,7 @@ def _of_usage(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     if texts:
         texts.append("Every step waits for the slowest worker.")
         fix = "; or ".join(fixes)
-        severity = "warning" if used >= _BUSY else "note"
+        severity = "warning" if used >= _BUSY else "note"  # an idle pool delays nobody yet
         yield Finding(severity, " ".join(texts), f"{fix[:1].upper()}{fix[1:]}.")
 
 
@@ -289,6 +291,7 @@ def _address_space(limit: int) -> str:
 
 def _of_system(facts: Facts, size: int) -> Iterator[Finding]:
     system = facts.system
+    # `_without_tensorflow` names the limit where TensorFlow cannot be imported.
     if system.address_space is not None and (facts.build.tensorflow or not facts.build.packages):
         yield Finding("warning", _address_space(system.address_space), _UNLIMITED)
     if system.open_files is not None and system.open_files < _OPEN_FILES:
@@ -310,6 +313,7 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     state = shell_state.read_state(environ)
     shell = shell_environment(facts.machine, environ, installed)
     worker = environment.worker_environment(chosen.placements[0], environ, installed)
+    # Shell and workers share most settings: the same warning counts once.
     for warning in dict.fromkeys([*shell.warnings, *worker.warnings]):
         fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
         yield Finding("warning", f"{warning.text}.", fix)

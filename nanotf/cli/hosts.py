@@ -48,6 +48,7 @@ def wait_for_all(hosts: Hosts) -> None:
             try:
                 hosts.wait_for_all(seconds)
             except NanoError as error:
+                # 0 after a timeout. After a host has declined, others may still be on their way.
                 left = max(0.0, until - time.monotonic())
                 hosts.give_up(str(error), min(left, _TELL_SECONDS))
                 raise
@@ -113,6 +114,7 @@ def _enter(
     except NanoError as error:
         with status("telling the other hosts that this one cannot take part"):
             if is_first:
+                # Listens only to tell those that come.
                 _open(found, 0, secret, address, ports).give_up(str(error), _TELL_SECONDS)
             else:
                 Agent(found, 0, secret, address, to_first).decline(str(error), _TELL_SECONDS)
@@ -124,6 +126,7 @@ def _enter(
     else:
         agent = Agent(found, own, secret, address, to_first, lend_for=lend_for, what="rank")
     code = agent.run()
+    # A host whose own process has failed reports that, even where others end with 0.
     return (agent.failed_code if code else 0) or own_code(code, environ)
 
 
@@ -190,6 +193,7 @@ def _ports(found: Cluster, environ: Mapping[str, str]) -> Sequence[int]:
 
         # Without a name of the run, hosts could not tell it from another one on a second port.
         return network.ports_of(found.run) if found.run else (PORT,)
+    # Not 0, any free port: the other hosts could not know it.
     if not text.isdecimal() or not 0 < int(text) < 2**16:
         raise InvalidArgumentError(
             f"{PORT_VARIABLE} must be a TCP port, 1 to 65535. Received: {PORT_VARIABLE}={text!r}."
@@ -211,6 +215,7 @@ def _address(found: Cluster, environ: Mapping[str, str]) -> str:
         return address
     # An address in NANOTF_HOST_ADDRESSES goes before that of the platform's interface.
     is_named = cluster.address_of(found.current, environ) != found.current
+    # The user has not chosen this one: without an address, it is passed over.
     platforms = environ.get("SM_NETWORK_INTERFACE_NAME")
     address = network.address_of_interface(platforms) if platforms and not is_named else None
     if address is not None:

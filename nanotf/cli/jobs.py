@@ -62,7 +62,7 @@ def _words(row: dict[str, Any]) -> str:
 def _logs(parsed: argparse.Namespace) -> int:
     job = _job(parsed)
     if parsed.follow:
-        wait_for(job, logs=True, host=parsed.host, rank=parsed.rank)
+        wait_for(job, logs=True, host=parsed.host, rank=parsed.rank)  # exits with 0, unlike `_wait`
     else:
         following.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
     return 0

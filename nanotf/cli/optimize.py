@@ -95,7 +95,7 @@ def _optimize(parsed: argparse.Namespace) -> int:
 
     if parsed.output is not None:  # before a search that takes minutes
         program_folder.check_place(pathlib.Path(parsed.output).absolute())
-    options = {
+    options = {  # None leaves the default to `optimizing.optimize`
         "engines": parsed.engines,
         "tolerance": parsed.tolerance,
         "seconds": parsed.seconds,
@@ -112,7 +112,7 @@ def _optimize(parsed: argparse.Namespace) -> int:
     if parsed.output is not None:
         result.save(parsed.output)
         say(f"Wrote the program {result.best_candidate().name} to {parsed.output}.")
-    elif all(each.status != "ok" for each in result.candidates):
+    elif all(each.status != "ok" for each in result.candidates):  # `save` would raise
         return 1
     return 0
 
@@ -129,6 +129,7 @@ def _rows(name: str) -> Any:
         )
     try:
         found = np.load(path, allow_pickle=False)
+        # `dict` reads each array of an archive, so that one of objects is refused here.
         return found if path.suffix == ".npy" else dict(found)
     except ValueError as error:
         raise InvalidArgumentError(

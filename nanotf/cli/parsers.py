@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         """Yields the options and commands that this parser and those of its commands know."""
         for action in self._actions:
             yield from action.option_strings
-            if isinstance(action, argparse._SubParsersAction):
+            if isinstance(action, argparse._SubParsersAction):  # argparse has no public way to them
                 yield from action.choices
                 for parser in action.choices.values():
                     yield from parser.words()
@@ -41,11 +41,12 @@ def explain(error: ArgumentError, command: str, arguments: Sequence[str], parser
         parser: that of the command.
     """
     text = f"{error}"
-    text = text[:1].upper() + text[1:]
+    text = text[:1].upper() + text[1:]  # argparse's messages begin in lower case
     if "Received: " not in text:
         text += f". Received: {printable(shlex.join([*command.split(), *arguments]))}"
     known = set(parser.words())
     given = (argument.partition("=")[0] for argument in arguments)
+    # A script's path may resemble an option or a command, but is no typo of one.
     wrong = (word for word in given if word not in known and not pathlib.Path(word).is_file())
     rights = (meant(word, known) for word in wrong)
     right = next(filter(None, rights), None)
@@ -57,7 +58,7 @@ def whole_number(text: str) -> int:
     """Parses an option's number."""
     try:
         return int(text)
-    except ValueError:
+    except ValueError:  # argparse's own message would name this function
         raise argparse.ArgumentTypeError(f"must be a whole number. Received: {text!r}") from None
 
 
@@ -82,6 +83,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
         help="the next argument names a module or package, as in `python -m`",
     )
     parser.add_argument("script", help="the Python file, or with -m the module")
+    # Options behind the script are the script's, even those that nanotf has, too.
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="the script's own arguments (sys.argv)"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from nanotf.machine.cpus import LogicalCpu, Machine
 from nanotf.machine.topology import Plan
 
-_RANKS = string.digits + string.ascii_lowercase
+_RANKS = string.digits + string.ascii_lowercase  # a core is one character: 36 ranks have their own
 FREE, FORBIDDEN, OFFLINE, MANY = ".", "-", "!", "#"
 _GROUP, _WIDTH = 8, 64  # cores per group, and per line
 
@@ -65,7 +65,7 @@ def _nodes(machine: Machine) -> dict[tuple[int, int], list[list[LogicalCpu]]]:
     """Groups the physical cores by socket and NUMA node; each core is a list of logical CPUs."""
     cores: dict[tuple[int, int], list[LogicalCpu]] = {}
     for cpu in machine.cpus:
-        cores.setdefault((cpu.socket, cpu.core), []).append(cpu)
+        cores.setdefault((cpu.socket, cpu.core), []).append(cpu)  # numbers repeat in each socket
     nodes: dict[tuple[int, int], list[list[LogicalCpu]]] = {}
     for cpus in cores.values():
         nodes.setdefault((cpus[0].socket, cpus[0].numa_node), []).append(cpus)
@@ -77,7 +77,7 @@ def _rows(
 ) -> Iterator[tuple[str, str]]:
     """Yields the lines of a node: the characters, and on the first line a label for them."""
     allowed = {cpu.id for cpu in machine.allowed_cpus()}
-    for slow in (False, True):
+    for slow in (False, True):  # as `usable_cores` orders them
         of_kind = [cpus for cpus in cores if cpus[0].efficiency == slow]
         if not of_kind:
             continue
@@ -93,6 +93,7 @@ def _rows(
 
 def _cell(cpus: list[LogicalCpu], allowed: set[int], owners: Mapping[int, int]) -> str:
     for cpu in cpus:
+        # A worker has the lowest that is allowed, perhaps not the core's first.
         if cpu.id in owners:
             rank = owners[cpu.id]
             return _RANKS[rank] if rank < len(_RANKS) else MANY

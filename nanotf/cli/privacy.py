@@ -54,6 +54,7 @@ def home_directories() -> tuple[str, ...]:
         paths = {home, home.resolve()}
     except (RuntimeError, OSError):  # a user without an entry in the password database
         return ()
+    # In some containers the home directory is /, with which all paths begin.
     return tuple(sorted(str(path) for path in paths if path != pathlib.Path(path.anchor)))
 
 
@@ -73,5 +74,6 @@ def redacted(value: Any, homes: Sequence[str]) -> Any:
     if isinstance(value, str):
         value = _USER_OF_ADDRESS.sub("", value)
         for home in homes:
+            # A home /home/ann is no part of /srv/home/ann or /home/anna.
             value = re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?![\w.-])", "~", value)
     return value

@@ -29,7 +29,7 @@ def main(options: dict[str, Any], name: str, arguments: tuple[str, ...]) -> None
     )
     ready = script.prepare()
     if not isinstance(ready, Script):
-        raise SystemExit(ready)
+        raise SystemExit(ready)  # ranks have run it, or another host has
     defaults.alone = number == 1  # even where the script itself asks for workers
     import tensorflow as tf
 
@@ -66,7 +66,7 @@ def _record_fits(steps: int) -> None:
             }
             named = {f"{name} in logs": value for name, value in (logs or {}).items()}
             recording.note(f"step {self.steps} of fit {self.number}", {**named, **values})
-            self.model.stop_training |= self.steps == steps
+            self.model.stop_training |= self.steps == steps  # the script may have set it
 
     @functools.wraps(stock)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _record_fits(steps: int) -> None:
         fits += 1
         given = args[place] if len(args) > place else kwargs.get("callbacks")
         recorder = Recorder(fits)
-        if isinstance(given, tf.keras.callbacks.CallbackList):
+        if isinstance(given, tf.keras.callbacks.CallbackList):  # Keras uses it as it is
             given.append(recorder)
             return stock(self, *args, **kwargs)
         listed = list(given) if isinstance(given, (list, tuple)) else [given] if given else []

@@ -92,7 +92,7 @@ def _bfloat16(build: dict[str, Any]) -> str:
 
 def _cores(machine: dict[str, Any]) -> str:
     cap = machine["cap"]
-    if cap is None or cap >= len(machine["usable_cores"]):
+    if cap is None or cap >= len(machine["usable_cores"]):  # it leaves no core unused
         return str(machine["summary"])
     return f"{machine['summary']}; OMP_NUM_THREADS or nanotf-init --cores limits nanotf to {cap}"
 
@@ -128,6 +128,7 @@ def _memory(memory: dict[str, Any]) -> str:
         shm = f"/dev/shm {gigabytes(memory['shm_total'])}"
         if memory["shm_free"] is not None:
             shm += f", {gigabytes(memory['shm_free'])} free"
+        # nanotf's shared memory is files without names (memfd), which do not lie there.
         parts.append(f"{shm} (sets nanotf no limit)")
     return "; ".join(parts) or "unknown"
 
@@ -183,7 +184,7 @@ def _shortened(value: str) -> str:
 
 
 def _test(checks: list[dict[str, Any]] | None) -> Iterator[str]:
-    if checks is None:
+    if checks is None:  # without --test
         return
     if not checks:
         yield "test\n  skipped: fix the errors below first"
@@ -206,7 +207,7 @@ def _findings(found: list[dict[str, Any]]) -> str:
 
 
 def _width() -> int:
-    columns = shutil.get_terminal_size((_WIDTH, 0)).columns
+    columns = shutil.get_terminal_size((_WIDTH, 0)).columns  # `_WIDTH` in a pipe without COLUMNS
     return max(_NARROWEST, min(_WIDTH, columns))
 
 
@@ -220,6 +221,6 @@ def _wrapped(start: str, text: str) -> str:
         _width(),
         initial_indent=start,
         subsequent_indent=" " * len(start),
-        break_long_words=False,
+        break_long_words=False,  # paths stay whole, for copying
         break_on_hyphens=False,
     )

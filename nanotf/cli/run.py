@@ -97,6 +97,7 @@ class Script:
             return rank_launch.number(found, self.num_processes, self.smp, os.environ)
 
         lender = rank_launch.RankLender(self)
+        # Nothing is left to check on the first host alone: `count` does it on each.
         found = hosts.enter(self.hosts, count, os.environ, lambda: None, lender)
         if isinstance(found, int):
             return found
@@ -168,6 +169,7 @@ class Script:
             raise
         except BaseException as error:
             begin = _begin_of_script(error)
+            # No entry inside the script: the module itself is missing, not one that it imports.
             if self.is_module and isinstance(error, ImportError) and begin is None:
                 say(
                     "`nanotf run -m` takes the name of a module, or of a package that has a module "
@@ -175,8 +177,8 @@ class Script:
                     "or a script's path without -m.",
                     sys.stderr,
                 )
-                atexit.unregister(note)
-                raise SystemExit(2) from None
+                atexit.unregister(note)  # nothing has run that could call `fit`
+                raise SystemExit(2) from None  # as for other wrong arguments
             _replace_note(note, default, late)
             _show_from(error, begin)
             raise
@@ -185,18 +187,21 @@ class Script:
 
     def _set_arguments(self) -> None:
         path = pathlib.Path(self.name).absolute()
+        # `run_module` replaces -m by the module's path, as Python itself does.
         sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
+            # As Python's: of a script that is a link, the folder of its target.
             sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
 
     def _execute(self) -> None:
         if self.is_module:
+            # So that pickle finds the script's classes in `__main__`; `run_path` does it always.
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(str(pathlib.Path(self.name).absolute()), run_name="__main__")
 
     def _note(self, default: defaults.RunDefault, late: _LateVariables) -> None:
-        if default.fits == 0:
+        if default.fits == 0:  # else the first `fit` has warned
             late.warn()
             if default.used:
                 return
@@ -272,7 +277,7 @@ def _exit_code(end: SystemExit) -> int:
     """Returns the exit code that Python makes of an exception."""
     if end.code is None:
         return 0
-    return end.code if isinstance(end.code, int) else 1
+    return end.code if isinstance(end.code, int) else 1  # Python prints any other object
 
 
 def _begin_of_script(error: BaseException) -> types.TracebackType | None:
@@ -296,6 +301,7 @@ def _show_from(
     def show_from_script(kind: Any, shown: Any, traceback: Any) -> None:
         if shown is error:
             traceback = begin
+            # A hook of the script's own gets the whole error.
             text = _in_short(error, begin) if in_short and show is sys.__excepthook__ else ""
             if text:
                 print(text, file=sys.stderr)

@@ -49,14 +49,14 @@ def run_trial() -> tuple[Check, ...]:
         out, said = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)  # its workers exit with it
-        process.communicate()
+        process.communicate()  # leaves no zombie and no open pipes
         return (Check("two workers", False, f"it did not end within {SECONDS:.0f} s"),)
     lines = out.splitlines()
     if process.returncode or not lines:
         last = (said.strip().splitlines() or ["it printed nothing"])[-1]
         text = f"it {describe_exit(process.returncode)[0]}: {last}"
         return (Check("two workers", False, text),)
-    return tuple(Check(**check) for check in json.loads(lines[-1]))
+    return tuple(Check(**check) for check in json.loads(lines[-1]))  # libraries may print before
 
 
 def _training() -> str:
@@ -67,10 +67,11 @@ def _training() -> str:
     from nanotf.keras import Sequential
 
     layers = tf.keras.layers
+    # 101 rows in batches of 20: the last has one row for two workers.
     x = np.random.default_rng(0).normal(size=(101, 8)).astype("float32")
     losses: list[list[float]] = []
     for processes in (None, WORKERS):
-        tf.keras.utils.set_random_seed(1)
+        tf.keras.utils.set_random_seed(1)  # the same weights at the start of both
         model: Any = Sequential(
             [layers.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(1)]
         )
@@ -109,7 +110,7 @@ def _sums() -> str:
     sums = iter(add(SIZES, types))
     for size in SIZES:
         for dtype in types:
-            expected = np.arange(size) % 50 * 3
+            expected = np.arange(size) % 50 * 3  # ranks 0 and 1 add 1 and 2 times the number
             assert np.array_equal(next(sums), expected), f"wrong sum of {size} numbers, {dtype}"
     return f"exact for {', '.join(map(str, SIZES))} numbers of {', '.join(types)}"
 

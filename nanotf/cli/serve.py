@@ -214,6 +214,7 @@ def _complete(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         "timeout": settings.timeout,
         "start_timeout": settings.start_timeout,
     }
+    # An option goes before a container's variable, and that before the default.
     for name, value in {**_DEFAULTS, **{n: v for n, v in found.items() if v is not None}}.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
@@ -251,7 +252,7 @@ def _run(parsed: argparse.Namespace, settings: ContainerSettings, folder: pathli
         most_rows=parsed.max_batch,
         most_waiting=parsed.queue,
         most_waiting_bytes=parsed.queue_mb * _MIB,
-        max_latency=None if latency is None else latency / 1000,
+        max_latency=None if latency is None else latency / 1000,  # the option is in ms
         timeout=parsed.timeout,
         overload_status=parsed.overload_status,
     )
@@ -301,6 +302,7 @@ def _repository(
     code = None if parsed.code is None else pathlib.Path(parsed.code)
     sources: list[Any] = []
     catalogs: list[Any] = []
+    # A multi-model container starts empty: requests add its models.
     if parsed.model is not None and not settings.multi_model:
         sources = sources_of(
             parsed.model, parsed.name, folder=folder, code=code, unpacked=parsed.unpacked
@@ -309,6 +311,7 @@ def _repository(
         catalogs.append(ModelsFolder(parsed.models_dir))
     if parsed.config is not None:
         catalogs.append(ConfigFile(parsed.config))
+    # The versions of a model share their code.
     for place in {source.code for source in sources if source.code is not None}:
         code_requirements.prepare(place, allowed=parsed.install_requirements)
     return Repository(sources, [*catalogs, added], settings.default_model)
@@ -318,6 +321,7 @@ def _plan(parsed: argparse.Namespace) -> topology.Plan:
     number, share = parsed.num_processes, parsed.cores_per_process
     if number == topology.AUTO:
         cores = topology.check_cores_per_process(share) or 1
+        # With fewer cores than one worker needs, the plan says so.
         return neighbours.plan(max(1, topology.usable_count() // cores), share)
     return neighbours.plan(number, share)
 
@@ -357,7 +361,7 @@ def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         "--drain-delay": (parsed.drain_delay, 0),
     }
     for option, (value, least) in at_least.items():
-        if not value >= least:
+        if not value >= least:  # true for NaN, too
             raise InvalidArgumentError(f"{option} must be at least {least}. Received: {value}.")
     above_zero = {
         "--timeout": parsed.timeout,
@@ -366,5 +370,5 @@ def _check(parsed: argparse.Namespace, settings: ContainerSettings) -> None:
         "--load-timeout": parsed.load_timeout,
     }
     for option, value in above_zero.items():
-        if value is not None and not value > 0:
+        if value is not None and not value > 0:  # NaN is refused, too
             raise InvalidArgumentError(f"{option} must be above 0. Received: {value:g}.")

@@ -45,6 +45,7 @@ def _remove_abandoned() -> None:
     for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # Other servers start, end and remove such folders meanwhile.
         with contextlib.suppress(FileNotFoundError, files.LockHeld):
+            # Anyone may make such names in /tmp; a link must not lead to other files.
             if _is_own(folder, stat.S_ISDIR) and _is_own(folder / _LOCK, stat.S_ISREG):
                 with files.Lock(folder / _LOCK):
                     shutil.rmtree(folder, ignore_errors=True)

@@ -89,12 +89,12 @@ def table(environment: Environment) -> str:
 
 def printable(value: str) -> str:
     """Writes a user's value on one line, even if it has line ends and control characters."""
-    return value if value.isprintable() else ascii(value)
+    return value if value.isprintable() else ascii(value)  # surrogates of odd bytes are not
 
 
 def say(text: str) -> str:
     """Returns a line that prints a text in bash and zsh."""
-    return f"printf '%s\\n' {shlex.quote(text)}"
+    return f"printf '%s\\n' {shlex.quote(text)}"  # zsh's echo interprets backslashes
 
 
 def _restoring(environ: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -147,9 +147,9 @@ def _train(parsed: argparse.Namespace) -> int:
     )
     job = launch.start(request, parsed.output)
     if parsed.no_wait:
-        print(job.name)
+        print(job.name)  # alone on stdout, for scripts
         return 0
-    say(f"job {job.name} in {job.path}", sys.stderr)
+    say(f"job {job.name} in {job.path}", sys.stderr)  # stdout has the script's log alone
     return report_end(job, wait_for(job, logs=True), logs=True)
 
 
@@ -183,4 +183,5 @@ def report_end(job: JobFolder, state: JobState, *, logs: bool) -> int:
         return STOPPED
     reason = (state.failure_beside_log if logs else None) or state.failure_reason
     say(f"job {job.name} failed: {reason}", sys.stderr)
+    # 1 if its data could not be fetched, or its results not be delivered.
     return next((code for code in state.exit_codes.values() if code), 1)

@@ -69,7 +69,7 @@ def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
     shm = pathlib.Path("/dev/shm")
     begin, of_processes, (busy, stolen) = time.monotonic(), _times_of_processes(), _times()
     time.sleep(seconds)
-    passed = time.monotonic() - begin
+    passed = time.monotonic() - begin  # longer where all cores are busy
     busy_now, stolen_now = _times()
     used = {
         # A process that was not there before has used all of its time since.
@@ -117,6 +117,7 @@ def _times_of_processes() -> dict[psutil.Process, float]:
         except psutil.Error:  # it has exited, or is hidden
             continue
         if process.pid != os.getpid():
+            # psutil's hash includes the start, so another process with a reused id is a new key.
             found[process] = times.user + times.system
     return found
 
@@ -124,7 +125,7 @@ def _times_of_processes() -> dict[psutil.Process, float]:
 def _describe(process: psutil.Process, cores: float, allowed: Set[int]) -> BusyProcess | None:
     try:
         yours = process.uids().real == os.getuid()
-        mask = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
+        mask = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None  # not on macOS
         usable = mask is None or not allowed.isdisjoint(mask)
         # A process chooses its name, which may hold line ends.
         name = printable(process.name())

@@ -62,7 +62,7 @@ def of_call(
         tracks = [_together(tracks)]
     else:
         names += [f"worker {worker.rank}" for worker in workers]
-        sums = [{}, *sums]
+        sums = [{}, *sums]  # the parts of `COLUMNS` are of workers alone
     return Chart(
         title,
         [ProcessRow(*row) for row in zip(names, sums, map(_seen, tracks), strict=True)],
@@ -82,17 +82,18 @@ def _seen(track: dict[str, Array]) -> dict[str, Array]:
 
 def _sums(worker: timeline.WorkerReport) -> dict[str, float]:
     sums = ((name, getattr(worker, field)) for field, name in timeline.COLUMNS)
-    return {name: seconds for name, seconds in sums if seconds}
+    return {name: seconds for name, seconds in sums if seconds}  # None: not measured
 
 
 def _tracks(
     call: timing.CallTimes, times: Sequence[timing.WorkerTimes], edges: Array
 ) -> list[dict[str, Array]]:
     """Returns, for each track and name, the share (0 to 1) that it took of every interval."""
+    # All names share one array: what follows replaces it, and never writes into it.
     of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
     for piece in timeline.slices_of_call(call):
         name = _name_of_call(piece.name)
-        if name is not None:
+        if name is not None:  # None for "running", of which the workers' tracks tell
             of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
     _add_hooks_not_kept(call, edges, of_call)
     return [of_call, *(_track_of_worker(each, edges) for each in times)]
@@ -116,13 +117,14 @@ def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, 
     """Spreads the time in hooks that were not kept over the rest of the call."""
     left = call.in_hooks - sum(ended - began for _, began, ended in call.hooks)
     last = max((ended for _, _, ended in call.hooks), default=call.sent)
-    if left > 0 and call.done > last:
+    if left > 0 and call.done > last:  # else no time is left for it
         place = _overlap(last, call.done, edges)
         shares["hooks"] = shares["hooks"] + place * left / (call.done - last)
 
 
 def _overlap(began: int, ended: int, edges: Array) -> Array:
     """Returns the share of every interval that lies between two times."""
+    # Edges outside move to the nearer end, so that the rest of their interval has no length.
     inside = np.diff(np.clip(edges, began, ended))
     return np.asarray(inside / np.diff(edges))
 
@@ -139,6 +141,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     first = np.zeros(len(rows), bool)
     if times.steps:
         first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
+    # Most of a first step is tracing, so it has a color of its own as a whole.
     parts = {
         "first step": np.where(first, ended - began, 0),
         "input": np.where(first, 0, waiting),
@@ -160,7 +163,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     shares["epoch ends"] = np.clip(
         _overlap(begin, times.ended, edges) - np.maximum(in_passes, in_steps), 0, 1
     )
-    return {name: shares[name] for name in COLOURS if name in shares}
+    return {name: shares[name] for name in COLOURS if name in shares}  # bottom to top
 
 
 def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) -> Array:
@@ -178,6 +181,7 @@ def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
     """Spreads amounts evenly over their steps; returns the share in every interval."""
     if len(began) == 0:
         return np.zeros(len(edges) - 1)
+    # Steps follow one another, so these times ascend, as `np.interp` needs.
     times = np.stack([began, ended], 1).reshape(-1)
     grown = np.cumsum(np.stack([np.zeros_like(amount), amount], 1).reshape(-1))
     return np.asarray(np.diff(np.interp(edges, times, grown)) / np.diff(edges))
@@ -186,7 +190,7 @@ def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
 def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[str, Array]) -> None:
     """Spreads the sums of steps that were not kept over the rest of their passes."""
     rows = list(timeline.rows_of_steps(times))
-    if len(rows) < timing.STEPS_KEPT:
+    if len(rows) < timing.STEPS_KEPT:  # all were kept
         return
     last = rows[-1][2]
     for one in times.passes:

@@ -137,12 +137,13 @@ class Report(TimedReport):
     def of_one_process(cls, times: timing.WorkerTimes, hint: str) -> Report:
         """Sums up a `fit` without workers: the only row is for this process."""
         call, begin = timing.CallTimes(times.began), begin_of_passes(times)
-        call.prepared = call.lent = call.written = call.sent = begin
+        call.prepared = call.lent = call.written = call.sent = begin  # there are no such stages
         call.done = call.ended = times.ended
         times = dataclasses.replace(times, began=begin, ready=begin)
         made = cls.of("fit", call, (times,), 1)
         (row,) = made.workers
         epochs = row.total - (row.epoch_ends or 0.0)
+        # No step was timed: Keras's loop counts as `compute` as a whole.
         row = dataclasses.replace(
             row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
         )
@@ -162,7 +163,7 @@ class Report(TimedReport):
     def load_imbalance(self) -> float:
         """Extra compute time of the slowest worker, relative to the mean: 0.1 is 10 %."""
         computes = [worker.compute for worker in self.workers]
-        mean = sum(computes) / len(computes) if computes else 0.0
+        mean = sum(computes) / len(computes) if computes else 0.0  # none if the workers died
         return max(computes) / mean - 1 if mean > 0 else 0.0
 
     def __str__(self) -> str:
@@ -300,5 +301,6 @@ def _cell(value: float | None) -> str:
         return "-"
     if isinstance(value, int):
         return str(value)
+    # From these limits on, rounding would add a seventh character.
     digits = 3 - sum(value >= limit for limit in (99.9995, 999.995, 9999.95))
     return f"{value:.{digits}f}"

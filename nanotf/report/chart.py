@@ -70,6 +70,7 @@ class Chart:
         for each in (axes, sums):
             each.spines[["top", "right"]].set_visible(False)
             each.tick_params(axis="y", length=0)
+        # "outside" makes room only in a constrained layout, as above.
         handles = [Patch(color=c, label=name) for name, c in self.colours.items() if name in used]
         figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
         figure.savefig(file, dpi=120)
@@ -88,6 +89,7 @@ class Chart:
     def _draw_slices(self, axes: Any, place: int, slices: Sequence[Slice]) -> None:
         for piece in slices:
             left, right = self._at(piece.began), self._at(piece.ended)
+            # Slices with labels have neighbors of the same color.
             edge = {"edgecolor": "white", "linewidth": 0.8} if piece.label else {}
             colour = self.colours[piece.name]
             axes.barh(place, right - left, _HEIGHT, left=left, color=colour, **edge)

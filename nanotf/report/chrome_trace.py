@@ -19,10 +19,12 @@ def write(path: str | os.PathLike[str], title: str, tracks: Sequence[Track]) -> 
 
 def _events(title: str, tracks: Sequence[Track]) -> Iterator[dict[str, Any]]:
     """Yields complete events ("X") in microseconds, and names of tracks."""
+    # The monotonic clock counts from the machine's start; a trace begins at 0.
     origin = min(piece.began for track in tracks for piece in track.slices)
     yield _metadata("process_name", 0, f"nanotf: {title}")
     for number, track in enumerate(tracks):
         yield _metadata("thread_name", number, track.name)
+        # Without it, viewers choose the order of the tracks.
         yield {**_metadata("thread_sort_index", number, ""), "args": {"sort_index": number}}
         for piece in track.slices:
             if piece.ended == piece.began:  # a stage that this call did not have

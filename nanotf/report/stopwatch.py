@@ -39,6 +39,7 @@ class Stopwatch:
     def __init__(self, rank: int, group: Any) -> None:
         self._rank = rank
         self._group = group
+        # The thread of calls writes both; the threads of `worker.watch` read them.
         self.step_since: int | None = None  # when the running step began
         self._steps = 0  # begun and ended, in all calls
         self.begin()
@@ -53,7 +54,7 @@ class Stopwatch:
     def ready(self) -> None:
         """Records that the model is rebuilt and has its values."""
         self._times.ready = timing.now()
-        self._before = self._counted()
+        self._before = self._counted()  # collectives of the rebuilding do not count
 
     def finish(self) -> timing.WorkerTimes:
         """Ends the call and returns its times."""
@@ -120,7 +121,7 @@ class Stopwatch:
             step: a function of an iterator, or None.
             answered: returns how many of Keras's calls the finished execution answered.
         """
-        if step is None or hasattr(step, "_nanotf_timed"):
+        if step is None or hasattr(step, "_nanotf_timed"):  # Keras keeps it for the next `fit`
             return step
 
         def timed_step(iterator: Any) -> Any:
@@ -158,7 +159,7 @@ class Stopwatch:
         began = timing.now()
         yield
         ended = timing.now()
-        if not self._open:
+        if not self._open:  # between epochs, it is part of their ends
             return
         self._open[-1].hooks += ended - began
         hooks = self._times.hooks
@@ -186,7 +187,7 @@ class Stopwatch:
             steps.extend(
                 (timing.KINDS.index(kind), began, ended, waiting, in_calls, waited, answered)
             )
-        if not self._open:
+        if not self._open:  # `auto` also times steps outside passes
             return
         current = self._open[-1]
         current.executions += answered

@@ -36,6 +36,7 @@ class TimedReport:
     def _repr_html_(self) -> str:
         """Returns the text for a notebook, and the picture if matplotlib is installed."""
         text = f"<pre>{html.escape(str(self))}</pre>"
+        # A notebook shows the text alone, where `plot` would raise.
         if importlib.util.find_spec("matplotlib") is None or not self._tracks():
             return text
         picture = io.BytesIO()

@@ -69,8 +69,8 @@ class WorkerReport:
     @classmethod
     def of(cls, times: timing.WorkerTimes) -> WorkerReport:
         """Sums up the times of a worker."""
-        passes, by_keras = passes_of(times), bool(times.passes)
-        in_passes = sum(p.ended - p.began for p in outer_passes(times))
+        passes, by_keras = passes_of(times), bool(times.passes)  # a `@nano` call has none
+        in_passes = sum(p.ended - p.began for p in outer_passes(times))  # validation counts once
         inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
         waiting = sum(p.input for p in passes)
         in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
@@ -94,6 +94,7 @@ class WorkerReport:
 
 def begin_of_passes(times: timing.WorkerTimes) -> int:
     """Returns the time at which a worker was ready for its first pass."""
+    # Between `ready` and the first pass, a worker makes its datasets.
     return times.passes[0].began if times.passes else times.ready
 
 
@@ -155,7 +156,7 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
         name, numbers = "running", {}
         if times.passes:
             name = _PASS_NAMES[one.kind]
-            name = name if one.index is None else f"{name} {one.index + 1}"
+            name = name if one.index is None else f"{name} {one.index + 1}"  # as Keras counts
             numbers = {"executions": float(one.executions)}
         numbers |= _numbers(times, one.input, one.in_calls, one.waited)
         yield Slice(name, one.began, one.ended, numbers)
@@ -167,6 +168,7 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
         yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
         if waiting:
             yield Slice("input", began, began + waiting)
+        # Only the sum of the calls is known. Most of them are at the end, see `Report`.
         if in_calls:
             yield Slice("communication", ended - in_calls, ended, {"waited_ms": waited / 1e6})
 

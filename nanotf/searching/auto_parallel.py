@@ -60,6 +60,7 @@ class StepTime:
             model.fit(**arguments)
         except _Measured:
             pass
+        # A training of one step has only the traced one; without any, nothing is known.
         return clock.times.step or clock.times.first or math.nan
 
 
@@ -67,7 +68,7 @@ def _clock() -> Any:
     """Returns a callback that measures steps, and then ends `fit` with `_Measured`."""
 
     class Clock(require_tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
-        times = StepClock()
+        times = StepClock()  # of this class, which each call makes anew
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.times.begin_epoch()
@@ -105,7 +106,7 @@ def may_measure(trial: float, trials: int, numbers: Sequence[int], start_up: flo
     """
     most = numbers[-1]
     left = math.ceil(trials / most) * trial
-    cost = len(numbers) * (start_up + trial)
+    cost = len(numbers) * (start_up + trial)  # a measurement takes no longer than a trial
     return cost <= rule.allowed(rule.can_save(left, most))
 
 
@@ -122,12 +123,13 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> t
     most = numbers[-1]
     if len(numbers) == 1:
         return most, trials
-    key = [topology.usable_count(), request.cores_per_process]
+    key = [topology.usable_count(), request.cores_per_process]  # other cores, other times
     known = study.user_attrs.get(studies.PARALLEL, {})
+    # Toward the end of a study, fewer numbers are in question: all were tried.
     if known.get("key") != key or not {*numbers} <= {*known["tried"]}:
         seconds = studies.seconds_of_a_trial(study)
         if seconds is None:
-            return most, most
+            return most, most  # one round, which tells how long a trial takes
         start_up = rule.start_up()
         if not may_measure(seconds, trials, numbers, start_up):
             if verbose != 0:
@@ -151,6 +153,7 @@ def choose(request: SearchArguments, study: Any, trials: int, verbose: Any) -> t
 
 def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
     """Returns the seconds of a step by the number of workers; as text, which a study stores."""
+    # One draw, in a study of its own: each number of workers trains the same model.
     draw = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
     function = StepTime(request.recipe, suggest(draw, request.space))
     found: dict[str, float] = {}
@@ -168,7 +171,7 @@ def _measure(request: SearchArguments, numbers: list[int]) -> dict[str, float]:
                 verbose=0,
             )
         except request.catch as error:
-            if not isinstance(error, WorkerError):
+            if not isinstance(error, WorkerError):  # of this process, not of the user's `build`
                 raise
             continue  # such a trial fails, and tells nothing of time
         seconds = sum(steps) / number

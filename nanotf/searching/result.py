@@ -111,7 +111,7 @@ def _row(trial: Any) -> dict[str, Any]:
         "number": trial.number,
         "state": trial.state.name.lower(),
         "value": trial.value,
-        "epochs": None if trial.last_step is None else trial.last_step + 1,
+        "epochs": None if trial.last_step is None else trial.last_step + 1,  # epochs count from 0
         "seconds": None if trial.duration is None else trial.duration.total_seconds(),
         "params": dict(trial.params),
         "error": trial.user_attrs.get(studies.ERROR, ""),

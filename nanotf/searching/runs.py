@@ -69,7 +69,7 @@ class SearchRun:
         if workers == topology.AUTO:
             workers, count = auto_parallel.choose(request, self._study, count, self._verbose)
         workers = min(workers, count)
-        self._parallel = max(self._parallel, workers)
+        self._parallel = max(self._parallel, workers)  # a last round may have fewer
         # Without a name, the file is gone even if this process is killed.
         file = memory_files.anonymous_file(0, fixed=False)
         try:
@@ -79,10 +79,11 @@ class SearchRun:
 
     def _run_items(self, count: int, workers: int, lock: pathlib.Path) -> None:
         request = self._request
+        # A guess of the trials' numbers: output shows it until these are known.
         first = len(self._study.get_trials(deepcopy=False))
         function, slots = self._function(workers, lock), range(first, first + count)
         numbers: dict[int, int] = {}  # of trials, by the index of an item
-        verbose = 0 if self._verbose == 2 else self._verbose
+        verbose = 0 if self._verbose == 2 else self._verbose  # 2: Optuna writes the lines
         left = self._left()
         bar = console.ItemBar(
             "search",
@@ -108,7 +109,7 @@ class SearchRun:
             number,
             cores_per_process=request.cores_per_process,
             shared={"fit": request.fit},
-            on_error="return",
+            on_error="return",  # a death does not end the search
             cores=request.cores,
             seed=self._seed,
             max_restarts=request.max_restarts,
@@ -150,6 +151,7 @@ class SearchRun:
             request.space,
             _pickled(opened),
             self._seed,
+            # Copies of the user's sampler would draw the same parameters in all workers.
             workers > 1 and not isinstance(study.sampler, SeededSampler),
             request.catch,
             request.max_restarts,

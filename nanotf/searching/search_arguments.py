@@ -160,6 +160,7 @@ def _check_parameters(functions: Mapping[str, Any], names: set[str]) -> None:
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         left -= {p.name for p in named}
         needed = [p.name for p in named if p.default is p.empty and p.name not in names]
+        # `taken` passes parameters by name, and so never these.
         needed += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
         if needed:
             raise InvalidArgumentTypeError(

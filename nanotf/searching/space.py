@@ -83,7 +83,7 @@ def _choices(name: str, values: list[Any]) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)  # a bool is an int, too
 
 
 def _rule(name: str, values: Any) -> str:

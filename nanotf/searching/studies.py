@@ -55,7 +55,7 @@ def log_level(verbose: Any) -> Iterator[None]:
     level = logging.get_verbosity()
     try:
         if verbose != 2:
-            logging.set_verbosity(max(level, logging.WARNING))
+            logging.set_verbosity(max(level, logging.WARNING))  # the user may want still less
         yield
     finally:
         logging.set_verbosity(level)
@@ -178,6 +178,7 @@ def sole_search(study: Any) -> Iterator[None]:
         InvalidArgumentError: One does already: it would count the trials of both as its own.
     """
     holder, mine = study.user_attrs.get(SEARCH), this_process()
+    # Whether a process of another host still lives cannot be told from here.
     if holder not in (None, mine) and holder[0] == mine[0] and not _is_dead(holder):
         raise InvalidArgumentError(
             "A study serves one search at a time on a machine. Received: "
@@ -277,9 +278,11 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
     given_up = []
     for trial in study.get_trials(deepcopy=False, states=(running,)):
         process = trial.user_attrs.get(PROCESS)
+        # Its worker had not noted itself yet: it began after the count of `BEGINS`, or took an
+        # enqueued trial, whose number may be lower.
         if process is None and (trial.number >= before or RETRY_OF in trial.user_attrs):
             process = beginner
-        if not _is_dead(process) or not _fail(study, trial.number):
+        if not _is_dead(process) or not _fail(study, trial.number):  # who fails it enqueues it
             continue
         attempt = trial.user_attrs.get(ATTEMPT, 0)
         if max_restarts is None or attempt < max_restarts:
@@ -317,7 +320,7 @@ def beginning(
         def begun(trial: Any) -> None:
             trial.set_user_attr(ITEM, item)
             trial.set_user_attr(PROCESS, mine)
-            study.set_user_attr(_begins(), [0, None])
+            study.set_user_attr(_begins(), [0, None])  # nobody begins one now
             turn.release()
 
         yield begun

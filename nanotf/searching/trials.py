@@ -252,5 +252,6 @@ class _OneTrial:
         if reporter.is_pruned:
             raise optuna.TrialPruned(f"after epoch {reporter.epochs}")
         if math.isnan(reporter.value):
+            # Optuna fails such a trial, and `studies.ended` counts only failures that have this.
             trial.set_user_attr(studies.ERROR, "the metric is not a number")
         return float(reporter.value)
