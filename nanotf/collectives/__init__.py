@@ -42,6 +42,7 @@ __all__ = [
     "native_status",
 ]
 
+# Lazy: the parent needs `spec` alone, and `group` imports TensorFlow.
 _HOMES = {
     "Group": ".group",
     "HostsSpec": ".spec",
