@@ -42,7 +42,7 @@ __all__ = [
     "native_status",
 ]
 
-# Lazy: the parent needs `spec` alone, and `group` imports TensorFlow.
+# Lazy: `group` imports TensorFlow, which the parent's `spec` does without.
 _HOMES = {
     "Group": ".group",
     "HostsSpec": ".spec",

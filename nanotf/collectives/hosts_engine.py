@@ -274,7 +274,8 @@ class HostsEngine(Engine):
         return self._failures, self._last_failure
 
     def abort(self, text: str) -> None:
-        self._local.abort(text)  # also ends the calls of the leader, which tells the other hosts
+        # For other ranks the leader tells the other hosts: its next step in shared memory fails.
+        self._local.abort(text)
         if self._peers is not None:
             self._peers.tell_all(Failure(FailureKind.ABORTED, -1, text))
 

@@ -27,7 +27,7 @@ class CollectiveKind(enum.IntEnum):
     BARRIER = 3
     BROADCAST = 4
     SPREAD = 5  # the last step of a collective over hosts: a broadcast on one host
-    OTHER = 6  # gives each rank a part of its own, so none may be missing
+    OTHER = 6  # each rank gives or gets a part of its own, so none may be missing
     ALL_JOINED = 7  # no call
 
 

@@ -64,6 +64,6 @@ def asking_optimizers(check: Callable[[Any], None], why: str) -> Override:
 
         return _trackable_children
 
-    # Of the base: Keras's optimizers and the users' inherit it, whenever their classes are made.
+    # All optimizers inherit it, those of users, too, but for Keras 2's legacy ones.
     place = "tensorflow.python.trackable.autotrackable:AutoTrackable._trackable_children"
     return Override(place, why, asking)

@@ -223,7 +223,7 @@ def builds_optimizer_first(model: Any) -> bool:
 
 def as_step_builds(model: Any) -> Any:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return require_tensorflow().name_scope(optimizer.name)
+    return require_tensorflow().name_scope(optimizer.name)  # names slots as `apply_gradients` does
 
 
 def call_on_specs(model: Any, specs: Any) -> None:

@@ -233,7 +233,7 @@ def updating_in_order(optimizer: Any) -> Iterator[None]:
         graphs.run_in_order(made)
         last[:] = made[-1:]
 
-    vars(optimizer)["update_step"] = update_step  # `setattr` would track it
+    vars(optimizer)["update_step"] = update_step
     try:
         yield
     finally:
