@@ -42,6 +42,7 @@ __all__ = [
     "native_status",
 ]
 
+# Lazy: `group` imports TensorFlow, which the parent's `spec` does without.
 _HOMES = {
     "Group": ".group",
     "HostsSpec": ".spec",

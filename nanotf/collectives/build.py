@@ -30,6 +30,7 @@ _SECONDS = 1800  # for a command: zig, on a busy machine, compiles its C++ libra
 SOURCES = Path(__file__).with_name("native")
 
 _FLAGS = [
+    # Hidden: only functions marked NANOTF_EXPORT can be mistaken for those of another library.
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
     # Allow vectorized comparisons. Neither flag changes a result.
     *("-fno-trapping-math", "-fno-math-errno"),
@@ -39,6 +40,7 @@ _SHM = (
     "records",
     "shared_values",
 )
+# Only these files have such instructions; `native/reduce.cc` picks one when the library runs.
 _X86_VARIANTS = {
     "reduce_avx2": ["-mavx2"],
     "reduce_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -134,7 +136,7 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
 
 def _install(source: Path, target: Path) -> Path:
     """Replaces a library atomically: a process that has mapped the old file keeps it."""
-    beside = target / f".{source.name}.{os.getpid()}"
+    beside = target / f".{source.name}.{os.getpid()}"  # a rename replaces only within a file system
     shutil.copy(source, beside)
     return beside.replace(target / source.name)
 

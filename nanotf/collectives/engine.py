@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 # The dtypes that TensorFlow's own collectives reduce; 16-bit floats are summed in float32.
 REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-MAX_KEY = 2**32 - 1
+MAX_KEY = 2**32 - 1  # a tag has 32 bits for the key, see `native/layout.h`
 
 
 class RankTimes(NamedTuple):
@@ -122,7 +122,7 @@ def part_of(rank: int, size: int, elements: int) -> tuple[int, int]:
     Returns:
         A tuple of the first index and the index after the last.
     """
-    each = -(-elements // size)
+    each = -(-elements // size)  # rounded up: only the last parts can be short or empty
     return min(rank * each, elements), min((rank + 1) * each, elements)
 
 
@@ -163,7 +163,7 @@ def check_reducible(dtypes: Sequence[str]) -> None:
 
 def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> None:
     """Raises `InvalidArgumentError` unless `part` is the rank's part of arrays like `likes`."""
-    row = max(1, int(np.prod(part.shape[1:], dtype=np.int64)))
+    row = max(1, int(np.prod(part.shape[1:], dtype=np.int64)))  # rows may have no elements
     rows, rest = divmod(sum(like.size for like in likes), row)
     begin, end = part_of(rank, size, rows)
     is_part = part.ndim > 0 and len(part) == end - begin and rest == 0

@@ -31,7 +31,7 @@ from nanotf.wire.failures import Failure
 Tensor = Any  # tf.Tensor; TensorFlow ships no usable types
 
 
-@functools.cache
+@functools.cache  # the warning comes once per process, not with every group
 def load_ops() -> Any:
     """Loads the native ops.
 
@@ -102,6 +102,7 @@ class Group:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
                 is taken.
         """
+        # The shared memory has regions for the ranks of this host alone.
         local = rank if hosts is None else rank - hosts.ranks(hosts.index)[0]
         engine = NativeEngine(spec, local, fd)
         return cls(engine if hosts is None else HostsEngine(engine, hosts, connections, fd))
@@ -168,7 +169,7 @@ class Group:
                 part = self._ops.nanotf_reduce_scatter(
                     tensors=tensors, group=self._handle, key=key, length=end - begin
                 )
-                return tf.ensure_shape(part, [end - begin])
+                return tf.ensure_shape(part, [end - begin])  # the op infers a vector of any length
         results = self._in_python(
             lambda *arrays: [self._engine.reduce_scatter(arrays, key)],
             tensors,
@@ -256,7 +257,7 @@ class Group:
         """
         key = check_key(key)
         tensor = _movable(tf.convert_to_tensor(tensor), "all_gather")
-        if tensor.shape.rank is not None:
+        if tensor.shape.rank is not None:  # otherwise the op rejects a scalar when it runs
             check_rows(tensor.shape.rank)
         if self._ops is not None:
             with self._translated():
@@ -301,7 +302,7 @@ class Group:
         """Waits until every rank has arrived. In a `tf.function` returns the op."""
         key = check_key(key)
         if tf.executing_eagerly():
-            return self._engine.barrier(key)
+            return self._engine.barrier(key)  # moves no tensor, so it needs no op
         if self._ops is not None:
             return self._ops.nanotf_barrier(group=self._handle, key=key)
 
@@ -356,6 +357,7 @@ class Group:
         Returns:
             In a `tf.function` the op; the rest of the step should depend on it.
         """
+        # The key is unused: the kernel only reads the clock.
         return self._ops.nanotf_stamp(tensor=tensor, group=self._handle, key=0)
 
     def failures(self) -> tuple[int, Failure | None]:
@@ -391,6 +393,7 @@ class Group:
 
         Loaded by a collective and not earlier: the user sees a worker's warnings during calls.
         """
+        # None with several hosts: only Python code exchanges with the other hosts.
         return None if self._handle is None else load_ops()
 
     def _in_python(
@@ -417,6 +420,7 @@ class Group:
 
 def _movable(tensor: Tensor, what: str) -> Tensor:
     dtype = tensor.dtype
+    # The memory of a string tensor holds pointers of its own process.
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
         raise InvalidArgumentTypeError(
             f"{what} needs a tensor of numbers or bools. Received: dtype={dtype.name}. "

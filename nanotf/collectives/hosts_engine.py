@@ -51,6 +51,7 @@ from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure, FailureKind
 
 ONE_STEP_BYTES = 64 << 10  # sending this much takes about as long as one more wait for a host
+# `np.minimum` and `np.maximum` keep a NaN, as the reductions in C do; `np.fmin` would not.
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _SUMMED_WIDE = ("float16", "bfloat16")  # in float32, rounded once
 
@@ -71,15 +72,16 @@ class HostsEngine(Engine):
         spec = dataclasses.replace(local.spec, size=hosts.size, nodes=1)
         super().__init__(spec, self._first + local.rank)
         self._local, self._hosts = local, hosts
-        local.named_rank = self.rank
+        local.named_rank = self.rank  # errors count ranks over all hosts
         self._peers = Peers(hosts, fds) if local.rank == 0 else None
+        # For the leader's abort record when another host fails, see `_failed`.
         self._memory = mmap.mmap(memory, local.spec.layout.total_bytes)
-        # Guards the fields below.
+        # Guards the fields below, but the two of `join`: no other thread makes a call meanwhile.
         self._lock = threading.Lock()
-        self._numbers: dict[int, int] = {}
-        self._joins = 0
+        self._numbers: dict[int, int] = {}  # calls by key; the n-th meets the n-th of other hosts
+        self._joins = 0  # tells the frames of one join from those of the next
         self._has_joined = False
-        self._done, self._in_calls = 0, 0
+        self._done, self._in_calls = 0, 0  # completed calls, and nanoseconds in them
         self._failures = 0
         self._last_failure: Failure | None = None
 
@@ -102,6 +104,7 @@ class HostsEngine(Engine):
         begin, end = bounds[self._hosts.index]
         offer = CollectiveOffer(key, CollectiveKind.OTHER)
         with self._call(offer, describe("reduce_scatter", arrays)) as call:
+            # The whole sum: the leader sends the other hosts their parts of it.
             mine = self._local.all_reduce([flat], key, kind=offer.kind)[0]
             part = call.spread(lambda: call.sum_own(mine, bounds), (end - begin,), mine.dtype)
         own = part_of(self.rank, self.size, flat.size)
@@ -113,6 +116,7 @@ class HostsEngine(Engine):
         size = sum(like.size for like in likes)
         offer = CollectiveOffer(key, CollectiveKind.OTHER)
         with self._call(offer, describe("gather_parts", likes)) as call:
+            # A host's ranks follow each other, so the parts of the hosts join to the vector.
             mine = self._local.all_gather(part.reshape(-1), key, kind=offer.kind)
             total = call.spread(lambda: np.concatenate(call.swap(mine)), (size,), part.dtype)
         return _shaped(total, likes)
@@ -150,6 +154,7 @@ class HostsEngine(Engine):
         nothing = np.empty(0, np.uint8)
         offer = CollectiveOffer(key, CollectiveKind.BARRIER)
         with self._call(offer, describe("barrier")) as call:
+            # First: what the leader then swaps says that all ranks of its host are here.
             self._local.barrier(key)
             call.spread(lambda: call.swap(nothing)[0], nothing.shape, nothing.dtype)
 
@@ -167,6 +172,7 @@ class HostsEngine(Engine):
         with self._local.following():
             while (offer := self._next_here()) is not None:
                 count += take_part(self, offer, self.rank)
+        # Not before: until then a rank of this host may still begin a call with the others.
         self._tell_joined(key)
         while (offer := self._next_elsewhere(key)) is not None:
             count += take_part(self, offer, self.rank)
@@ -234,7 +240,7 @@ class HostsEngine(Engine):
     def _failed(self, failure: Failure) -> CollectiveError:
         """Reports a failure to all ranks of all hosts. Returns the exception to raise."""
         with self._lock:
-            is_new = self._failures == 0
+            is_new = self._failures == 0  # later failures follow from the first
             self._failures += 1
             self._last_failure = failure
         if self._peers is not None and is_new:
@@ -268,6 +274,7 @@ class HostsEngine(Engine):
         return self._failures, self._last_failure
 
     def abort(self, text: str) -> None:
+        # For other ranks the leader tells the other hosts: its next step in shared memory fails.
         self._local.abort(text)
         if self._peers is not None:
             self._peers.tell_all(Failure(FailureKind.ABORTED, -1, text))
@@ -307,6 +314,7 @@ class _HostsCall:
         kind: CollectiveKind = CollectiveKind.SPREAD,
     ) -> Array:
         """Returns on all ranks of the host what `found` returns on its leader."""
+        # If `found` raises, the abort record of `_failed` wakes the ranks that wait here.
         mine = found() if self._peers is not None else np.empty(shape, dtype)
         return self._local.broadcast(mine, self._key, 0, kind)
 
@@ -314,6 +322,7 @@ class _HostsCall:
     def swap(self, mine: Array) -> list[Array]:
         """Returns the arrays of all hosts, which may differ in their first dimension, in order."""
         place = self._next()
+        # All sends come first: threads of the peers read at any time, so no host waits its turn.
         for host in self._hosts.others:
             self._send(host, place, mine)
         shape = (-1, *mine.shape[1:])
@@ -332,7 +341,7 @@ class _HostsCall:
         if mine.nbytes <= ONE_STEP_BYTES:
             return _reduce(op, self.swap(mine))
         count = len(self._hosts.counts)
-        bounds = [part_of(host, count, mine.size) for host in range(count)]
+        bounds = [part_of(host, count, mine.size) for host in range(count)]  # equal work per host
         return np.concatenate(self.swap(self.sum_own(mine, bounds, op)))
 
     def copy_from(self, source: int, array: Array) -> Array:
@@ -361,7 +370,7 @@ class _HostsCall:
         assert self._peers is not None, "only leaders exchange"
         place = (self._key, self._number, step)
         data = self._peers.take(host, place, self._note)
-        if data.size == 0:
+        if data.size == 0:  # `reshape` infers no -1 beside a dimension of 0
             return np.empty([max(0, length) for length in shape], dtype)  # -1: of any length
         array: Array = data.view(dtype).reshape(shape)
         return array
@@ -370,7 +379,7 @@ class _HostsCall:
 def _flat(arrays: Sequence[Array], op: str) -> Array:
     """Returns arrays of one dtype as one vector, in the dtype in which they are reduced."""
     flat = (
-        arrays[0].reshape(-1)
+        arrays[0].reshape(-1)  # not copied: the host's sum goes to other memory
         if len(arrays) == 1
         else np.concatenate([array.reshape(-1) for array in arrays])
     )

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class CollectiveKind(enum.IntEnum):
     """The kinds of collectives, `NanotfKind` of `native/shm.h`."""
 
-    NOTHING = 0
+    NOTHING = 0  # no call has come; in a call: the collective's own kind
     ALL_REDUCE = 1
     ALL_GATHER = 2
     BARRIER = 3
     BROADCAST = 4
     SPREAD = 5  # the last step of a collective over hosts: a broadcast on one host
-    OTHER = 6
-    ALL_JOINED = 7
+    OTHER = 6  # each rank gives or gets a part of its own, so none may be missing
+    ALL_JOINED = 7  # no call
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def take_part(engine: Engine, offer: CollectiveOffer, rank: int) -> bool:
     if offer.kind is CollectiveKind.ALL_REDUCE:
         engine.all_reduce([_neutral(offer)], offer.key, offer.op)
     elif offer.kind is CollectiveKind.ALL_GATHER:
+        # In bytes, of whatever dtype the others are: a follower has the signature of its guide.
         engine.all_gather(np.empty((0, offer.nbytes), np.uint8), offer.key)
     elif offer.kind is CollectiveKind.BARRIER:
         engine.barrier(offer.key)

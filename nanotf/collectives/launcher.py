@@ -25,7 +25,7 @@ from nanotf.compat import distribute, functions
 from nanotf.errors import InvalidArgumentError
 
 EAGER_KEY = 1
-INITIAL_VALUE_KEY = 2
+INITIAL_VALUE_KEY = 2  # of the broadcasts of variables' initial values
 _FIRST_GRAPH_KEY = 16  # those below are for collectives outside functions
 
 
@@ -33,6 +33,7 @@ class Keys:
     """The keys of a process's collectives, by the function that contains them."""
 
     def __init__(self) -> None:
+        # By function graph; weak, since a graph may end long before the process.
         self._places: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
             weakref.WeakKeyDictionary()
         )
@@ -67,6 +68,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
     """
 
     def __init__(self, group: Group, keys: Keys, device: str) -> None:
+        # Not the base class's `__init__`: it makes a variable that orders TensorFlow's collectives.
         self._group = group
         self._keys = keys
         self._device = device
@@ -76,6 +78,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
         """Returns True: collectives run in program order."""
         return True
 
+    # `options` (a timeout, ring or NCCL) are not read: the group has a deadline, and sums one way.
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
         """Sums a dense tensor over all ranks."""
         return self.batch_all_reduce([[input_tensor]], options)[0]

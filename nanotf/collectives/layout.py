@@ -7,7 +7,7 @@ import ctypes
 from nanotf.wire.failures import Failure, FailureKind
 
 MAGIC = 0x6E616E6F74663035  # "nanotf05": changes with the layout
-LINE = 64
+LINE = 64  # bytes of a cache line
 MAX_SIZE = 1024  # ranks
 
 
@@ -16,9 +16,9 @@ class RawFailure(ctypes.Structure):
 
     _fields_ = [
         ("kind", ctypes.c_uint32),
-        ("rank", ctypes.c_int32),
-        ("missing", ctypes.c_uint32 * (MAX_SIZE // 32)),
-        ("text", ctypes.c_char * 1652),
+        ("rank", ctypes.c_int32),  # -1: the parent, or unknown
+        ("missing", ctypes.c_uint32 * (MAX_SIZE // 32)),  # a bit for each rank
+        ("text", ctypes.c_char * 1652),  # makes an abort record 2048 bytes
         ("remedy", ctypes.c_char * 256),
     ]
 
@@ -28,6 +28,8 @@ class RawFailure(ctypes.Structure):
         raw = cls(failure.kind, failure.rank)
         for rank in failure.missing:
             raw.missing[rank // 32] |= 1 << rank % 32
+        # "replace", since texts may have surrogates, of file names that are not UTF-8.
+        # The cut may divide a character; `unpacked` replaces the rest of it.
         raw.text = failure.text.encode("utf-8", "replace")[: cls.text.size - 1]
         raw.remedy = failure.remedy.encode("utf-8", "replace")[: cls.remedy.size - 1]
         return raw

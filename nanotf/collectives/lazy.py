@@ -38,6 +38,7 @@ def _moment() -> Any:
         return tf.constant(0, tf.int64)
     graph = tf.compat.v1.get_default_graph()
     if graph not in _moments:
+        # Later exchanges take it, too, and must not wait for what the first one waits for.
         with tf.control_dependencies(None):
             # An integer: a region would trace gradients of a float that it takes from outside.
             # `Print` is stateful, returns its input, and prints it `first_n` times.

@@ -80,7 +80,7 @@ class NativeEngine(Engine):
         op: str = "sum",
         kind: CollectiveKind = CollectiveKind.NOTHING,
     ) -> list[Array]:
-        arrays = [np.asarray(array, order="C") for array in arrays]
+        arrays = [np.asarray(array, order="C") for array in arrays]  # C takes addresses, no strides
         check_reducible([array.dtype.name for array in arrays])
         check_reduction(op)
         results = [np.empty_like(array) for array in arrays]
@@ -123,7 +123,7 @@ class NativeEngine(Engine):
             self._library.nanotf_gather_parts,
             key,
             "gather_parts",
-            results,
+            results,  # the description: parts may differ in length between ranks
             part.ctypes.data,
             part.nbytes,
             part.itemsize * int(np.prod(part.shape[1:], dtype=np.int64)),
@@ -133,7 +133,7 @@ class NativeEngine(Engine):
         return results
 
     def drop_values(self, place: int) -> bool:
-        return not self._library.nanotf_drop_values(self.handle, place)
+        return not self._library.nanotf_drop_values(self.handle, place)  # 0 is success
 
     def all_gather(
         self, array: Array, key: int, kind: CollectiveKind = CollectiveKind.NOTHING
@@ -159,7 +159,7 @@ class NativeEngine(Engine):
             array.ctypes.data,
             array.shape[0],
             row_bytes,
-            native.Allocate(allocate),
+            native.Allocate(allocate),  # `_call` holds it until C has returned
             None,
             any_rows=True,
             kind=kind,
@@ -203,6 +203,7 @@ class NativeEngine(Engine):
         self.begin_join()
         count = 0
         with self.following():
+            # Rank 0 sees first that all have joined. Its call with `key`, in `last_joined`, tells.
             while (offer := self.next_offer()) is not None and offer.key != key:
                 count += take_part(self, offer, self.named_rank)
         return count

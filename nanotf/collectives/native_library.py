@@ -17,6 +17,7 @@ REMEDY = (
     "`python -m nanotf.collectives.build` builds it, with a C++ compiler or `pip install ziglang`."
 )
 
+# `NanotfType` and `NanotfReduction` of `native/shm.h`.
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
 
@@ -39,7 +40,7 @@ class Fragment(ctypes.Structure):
     """`NanotfFragment`."""
 
     _fields_ = [
-        ("source", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),  # `in` in C, a keyword of Python
         ("out", ctypes.c_void_p),
         ("bytes", ctypes.c_uint64),
     ]
@@ -52,9 +53,9 @@ class NanotfCall(ctypes.Structure):
         ("key", ctypes.c_uint32),
         ("name", ctypes.c_char_p),
         ("type", ctypes.c_char_p),
-        ("shapes", ctypes.POINTER(ctypes.c_int64)),
+        ("shapes", ctypes.POINTER(ctypes.c_int64)),  # per tensor: rank, then sizes; -1 for any
         ("count", ctypes.c_int64),
-        ("follows", ctypes.c_uint32),
+        ("follows", ctypes.c_uint32),  # 1: this rank has joined
         ("kind", ctypes.c_uint32),
     ]
 
@@ -75,16 +76,17 @@ class NanotfScan(ctypes.Structure):
     """`NanotfScan`."""
 
     _fields_ = [
-        ("limit", ctypes.c_uint64),
-        ("searched", ctypes.c_uint64),
-        ("records", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),  # given: corrupt TFRecords that may still be skipped
+        ("searched", ctypes.c_uint64),  # given and returned: bytes known to have no newline
+        ("records", ctypes.c_uint64),  # returned, like all below: spans written
         ("skipped", ctypes.c_uint64),
-        ("consumed", ctypes.c_uint64),
-        ("fault_at", ctypes.c_uint64),
+        ("consumed", ctypes.c_uint64),  # bytes of complete records
+        ("fault_at", ctypes.c_uint64),  # offset of the faulty record
         ("fault", ctypes.c_uint32),
     ]
 
 
+# `NanotfAllocate`. ctypes takes the GIL for the call, which the collective has released.
 Allocate = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)
 )
@@ -93,6 +95,7 @@ Allocate = ctypes.CFUNCTYPE(
 @functools.cache
 def load() -> ctypes.CDLL:
     """Loads the library and declares the types of its functions."""
+    # Unlike `PyDLL` it releases the GIL: this rank's other threads run while a collective waits.
     library = ctypes.CDLL(os.fspath(LIBRARY))
     call, failure = ctypes.POINTER(NanotfCall), ctypes.POINTER(layout.RawFailure)
     handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
@@ -155,6 +158,7 @@ def load() -> ctypes.CDLL:
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"nanotf_{name}")
+        # Otherwise ctypes would pass and return C ints, and cut handles and sizes to 32 bits.
         function.restype, function.argtypes = result, arguments
     return library
 
@@ -175,7 +179,7 @@ def native_status() -> tuple[bool, str]:
         if not path.exists():
             return False, f"{path.name} was not built"
     try:
-        if layout_of(2, 4096).magic != layout.MAGIC:
+        if layout_of(2, 4096).magic != layout.MAGIC:  # the same for any size
             return False, f"{LIBRARY.name} is from another version; rebuild it"
         return True, f"{LIBRARY.name}, {load().nanotf_vectors().decode()}"
     except (OSError, AttributeError) as error:  # AttributeError: it lacks a function

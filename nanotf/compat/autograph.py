@@ -32,7 +32,7 @@ def leave_alone(rules: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns AutoGraph's rules with those for tf_keras and nanotf, where they are missing."""
     known = {getattr(rule, "_prefix", None) for rule in rules}
     missing = [name for name in ("tf_keras", "nanotf") if name not in known]
-    return (*map(config.DoNotConvert, missing), *rules)
+    return (*map(config.DoNotConvert, missing), *rules)  # the first rule that matches decides
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ def build_facts() -> dict[str, Any]:
     allowed = _allowed_cpus(0)  # OpenMP may bind the main thread, too
     tf = versions.require_tensorflow()
     gpus = tf.config.list_physical_devices("GPU")
+    # Otherwise the next operation would take nearly all memory of the GPUs.
     tf.config.set_visible_devices([], "GPU")
     tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512)))  # starts all threads
     threads = [_allowed_cpus(thread.id) for thread in psutil.Process().threads()]

@@ -35,4 +35,4 @@ def seed(number: int) -> None:
     generation().seed(number)
     random.seed(number)
     np.random.seed(number)
-    eager_context.seed(number, is_new=False)
+    eager_context.seed(number, is_new=False)  # drops cached kernels, as TensorFlow does

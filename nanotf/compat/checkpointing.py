@@ -23,7 +23,7 @@ class AskedByCheckpoints:
         """Raises if a `tf.train.Checkpoint` must not save or restore the object."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "checkpoint":
+        if save_type == "checkpoint":  # a SavedModel asks, too
             self.check_checkpoint()
         parent: Any = super()
         return parent._trackable_children(save_type, **kwargs)
@@ -43,6 +43,7 @@ def write_callbacks(options: Any) -> list[Callable[[str], Any]]:
 
 
 def _of_a_path(callback: Callable[..., Any]) -> Callable[[str], Any]:
+    # TensorFlow lets a callback take the path, or nothing.
     return callback if inspect.signature(callback).parameters else lambda _: callback()
 
 
@@ -63,5 +64,6 @@ def asking_optimizers(check: Callable[[Any], None], why: str) -> Override:
 
         return _trackable_children
 
+    # All optimizers inherit it, those of users, too, but for Keras 2's legacy ones.
     place = "tensorflow.python.trackable.autotrackable:AutoTrackable._trackable_children"
     return Override(place, why, asking)

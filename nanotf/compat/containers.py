@@ -78,7 +78,7 @@ def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, 
 
 
 def _bare(cls: Any) -> Any:
-    return cls.__new__(cls)
+    return cls.__new__(cls)  # no `__init__`, which would wrap and track the items
 
 
 def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
@@ -96,12 +96,13 @@ def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
 def _fill_proxy(proxy: Any, state: tuple[Any, dict[str, Any]]) -> None:
     proxy.__wrapped__, attributes = state
     for name, value in attributes.items():
-        setattr(proxy, name, value)
+        setattr(proxy, name, value)  # the proxy itself keeps names that begin with "_self_"
 
 
 def public_name(function: Any) -> str | None:
     """Returns a TensorFlow function's public name for `by_public_name`, None if it has none."""
     name = tf_export.get_canonical_name_for_symbol(function, add_prefix_to_v1_names=True)
+    # TensorFlow looks through decorators, so another function may have the name.
     return name if name and tf_export.get_symbol_from_name(name) is function else None
 
 

@@ -52,6 +52,7 @@ def _register(name: str, gradient: Callable[..., Any]) -> None:
 
     ops.gradient_registry.register(call, name)
     graph._nanotf_gradients = [*getattr(graph, "_nanotf_gradients", ()), gradient]
+    # Not at exit, when the whole registry ends.
     weakref.finalize(graph, ops.gradient_registry._registry.pop, name, None).atexit = False
 
 

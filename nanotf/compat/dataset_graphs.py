@@ -161,7 +161,7 @@ def describe(dataset: Any) -> DatasetDescription | None:
         node.input.extend(_renamed(each, names) for each in inputs)
     graph_of_kept = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
     graph_of_kept.node.extend(kept)
-    serialized = graph_of_kept.SerializeToString(deterministic=True)
+    serialized = graph_of_kept.SerializeToString(deterministic=True)  # else maps have any order
     return DatasetDescription(serialized, dataset.element_spec, variables)
 
 
@@ -169,6 +169,7 @@ def _has_value(variable: Any, constant: Any) -> bool:
     """Returns True if a constant of a graph is a variable's value."""
     value = tf.make_ndarray(constant.attr["value"].tensor)
     own = variable.numpy()
+    # Bytes, since a NaN differs from itself.
     return (own.dtype, own.shape, own.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 

@@ -67,7 +67,7 @@ def single_process() -> Iterator[None]:
     try:
         yield
     finally:
-        now = tf.compat.v1.get_default_graph()
+        now = tf.compat.v1.get_default_graph()  # another one after `clear_session`
         now._variable_creator_stack = creators
         now._distribution_strategy_stack[:] = scopes
 
@@ -165,7 +165,7 @@ def _reduce_in_thread(
 ) -> Any:
     if not tf.executing_eagerly():
         return stock(reduce_op, per_replica, options)
-    mine = [value.values[0] for value in per_replica]
+    mine = [value.values[0] for value in per_replica]  # of the only device
     # A thread, like TensorFlow's: the caller's gradient tape and device do not apply in it.
     with operations._lock, concurrent.futures.ThreadPoolExecutor(1) as thread:
         reduced = thread.submit(operations._all_reduce, reduce_op, mine, 0, options).result()

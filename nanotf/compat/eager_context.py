@@ -36,7 +36,7 @@ def seeds() -> tuple[int, Any] | None:
     None if no seed was given.
     """
     here = context.context()
-    given, operations = here._seed, getattr(here, "_rng", None)
+    given, operations = here._seed, getattr(here, "_rng", None)  # `_rng` comes with the first seed
     return None if given is None or operations is None else (given, operations.getstate())
 
 
@@ -265,7 +265,7 @@ class FirstUse:
             return
         with _turns:
             if not self.has_acted:
-                self.has_acted = True
+                self.has_acted = True  # before, since the action comes here itself
                 try:
                     self._act()
                 except BaseException as error:
@@ -308,7 +308,7 @@ def _watched(kind: Any) -> Any:
     class WatchedContext(kind):  # type: ignore[misc]
         @property
         def _thread_local_data(self) -> Any:
-            for each in tuple(_awaited):
+            for each in tuple(_awaited):  # without the lock: another thread may remove its own
                 each.note()
             return vars(self)["_thread_local_data"]
 

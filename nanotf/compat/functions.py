@@ -23,13 +23,13 @@ def options_of(function: Any) -> dict[str, Any]:
         "jit_compile": function._jit_compile,
         "experimental_autograph_options": function._experimental_autograph_options,
     }
-    defaults = {"autograph": True, "reduce_retracing": False}
+    defaults = {"autograph": True, "reduce_retracing": False}  # of all others: None
     return {name: value for name, value in found.items() if value is not defaults.get(name)}
 
 
 def anew(function: Any) -> Any:
     """Returns a `tf.function` that was made with the same arguments, and not yet traced."""
-    return function._clone(None)
+    return function._clone(None)  # None: of the same Python function
 
 
 def is_for_xla(graph: Any) -> bool:
@@ -39,8 +39,8 @@ def is_for_xla(graph: Any) -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
-_COMPILES = "_nanotf_compiles"
-_VERSION = "_nanotf_dividing_version"
+_COMPILES = "_nanotf_compiles"  # attribute of functions of `for_worker`
+_VERSION = "_nanotf_dividing_version"  # attribute of a compiled one; keeps the version's traces
 
 
 def for_worker(python_function: Any, options: dict[str, Any]) -> Any:

@@ -145,6 +145,7 @@ def all_float_operations(graph: Any, given: Callable[[Any], Any] = lambda _: Non
     def value_of(tensor: Any) -> Any:
         if tensor.op.type == "Placeholder":
             return given(tensor)
+        # In elements: enough for a shape, on which a loop's bound may depend.
         return constant(tensor, value_of, 16)
 
     total = sum(float_operations(graph).values())
@@ -226,6 +227,7 @@ def _unreadable(kind: Any) -> Any:
             self._check()
             return super()._read_variable_op(*args, **kwargs)
 
+        # It and `gather_nd` read rows by operations of their own.
         def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
             self._check()
             return super().sparse_read(*args, **kwargs)
@@ -273,6 +275,7 @@ def captured(graph: Any) -> list[tuple[Any, Any]]:
     return list(graph.captures)
 
 
+# The attributes of operations by which calls, While, If and Case name what they run.
 _FUNCTIONS = ("f", "cond", "body", "then_branch", "else_branch", "branches")
 
 
@@ -345,7 +348,7 @@ def written_resources(graph: Any) -> set[int]:
         for operation in graph.get_operations()
         for tensor in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
     ]
-    while graph is not None:
+    while graph is not None:  # level by level, from placeholders to what they stand for outside
         outside = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
         written = [outside.get(id(tensor), tensor) for tensor in written]
         graph = getattr(graph, "outer_graph", None)
@@ -389,6 +392,7 @@ def _is_users(file: str) -> bool:
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     """Returns the folders of TensorFlow, Keras, nanotf and Python's own modules."""
+    # "contextlib" stands for Python's modules, which lie in one folder; "<" for code without file.
     names = ("tensorflow", "keras", "tf_keras", "nanotf", "contextlib")
     found = [importlib.util.find_spec(name) for name in names]
     files = [spec.origin for spec in found if spec is not None and spec.origin]

@@ -223,7 +223,7 @@ def builds_optimizer_first(model: Any) -> bool:
 
 def as_step_builds(model: Any) -> Any:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return require_tensorflow().name_scope(optimizer.name)
+    return require_tensorflow().name_scope(optimizer.name)  # names slots as `apply_gradients` does
 
 
 def call_on_specs(model: Any, specs: Any) -> None:
@@ -348,7 +348,7 @@ def state_beside(optimizer: Any) -> list[Any]:
 
 
 def note_first_trace(optimizer: Any) -> None:
-    if getattr(optimizer, "_u_product_counter", None) == 1:
+    if getattr(optimizer, "_u_product_counter", None) == 1:  # Nadam's, as `build` leaves it
         optimizer._u_product_counter += len(optimizer._index_dict)
 
 
@@ -425,7 +425,7 @@ def check_compiled(model: Any, method: str) -> None:
 
 
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
-    if validation_data:
+    if validation_data:  # by its truth, as in `fit`
         model._should_eval(0, validation_freq)
 
 

@@ -124,7 +124,7 @@ def restore_seeds(taken: Any) -> None:
 def seed(number: int) -> None:
     tracker = source_module("backend.common.global_state")
     tracker.set_global_attribute("global_random_seed", number)
-    tracker.set_global_attribute(_GENERATOR, None)
+    tracker.set_global_attribute(_GENERATOR, None)  # the next draw makes one, by Python's `random`
 
 
 def variables_of_metric(metric: Any) -> list[Any]:

@@ -28,7 +28,7 @@ def build_config(layer: Any) -> Any:
     if hasattr(layer, "_build_from_signature"):
         given = layer.get_config()
         shapes = {name: given[f"{name}_shape"] for name in ("query", "value", "key")}
-        return None if shapes["query"] is None else {_SIGNATURE: shapes}
+        return None if shapes["query"] is None else {_SIGNATURE: shapes}  # None before a call
     config = layer.get_build_config()
     spec = getattr(layer, "input_spec", None)
     if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
@@ -75,5 +75,6 @@ def build_symbolically(
         return tf.keras.Input(shape, dtype=tf.as_dtype(dtype), **options)
 
     args, kwargs = tf.nest.map_structure(symbol, (args, kwargs))
+    # The call that follows tells what is wrong.
     with contextlib.suppress(Exception), tf.init_scope():
         call(layer, *args, **kwargs)

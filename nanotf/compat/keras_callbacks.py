@@ -87,6 +87,7 @@ def need_at_batch(callback: Any, hook: str) -> Need:
     if name in ("ProgbarLogger", "History"):
         return Need.PROGRESS
     if name in ("ModelCheckpoint", "BackupAndRestore"):
+        # Otherwise it is "epoch".
         return Need.EACH_BATCH if isinstance(callback.save_freq, int) else Need.NOTHING
     if name == "TensorBoard":
         acts = generation().tensorboard_acts_at_batches(callback)
@@ -101,4 +102,4 @@ def forget_open_evaluation(callback_list: Any) -> None:
         callback_list: Keras's `CallbackList`, in the middle of training.
     """
     if hasattr(callback_list, "_in_begin_end_block_count"):
-        callback_list._in_begin_end_block_count = 1
+        callback_list._in_begin_end_block_count = 1  # that of training, still open

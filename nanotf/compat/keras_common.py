@@ -67,7 +67,7 @@ def around_layers(scope: Callable[[Any], AbstractContextManager[None]]) -> Itera
         with scope(self):
             return original(self, *args, **kwargs)
 
-    kind.__call__ = call
+    kind.__call__ = call  # on the class: Python looks up `__call__` there, not in the object
     try:
         yield
     finally:
@@ -116,4 +116,5 @@ def holds_numbers(value: Any) -> bool:
     """Returns True for a `tf.Variable` of numbers with a known shape."""
     tf = require_tensorflow()
     is_variable = isinstance(value, tf.Variable) and value.shape.is_fully_defined()
+    # Values of these have no fixed number of bytes, or none that another process could use.
     return is_variable and value.dtype not in (tf.string, tf.resource, tf.variant)

@@ -96,9 +96,9 @@ def step_on_batch(model: Any) -> Callable[[Any], Any]:
     """
     model.run_eagerly = True
     try:
-        model_class().make_train_function(model, force=True)
+        model_class().make_train_function(model, force=True)  # even if the model has one
     finally:
-        model.run_eagerly = False
+        model.run_eagerly = False  # as before, see `makes_steps_one_by_one`
     step, model.train_function = model.train_function, None
     return lambda batch: step(iter([batch]))
 
@@ -130,7 +130,7 @@ def before_last_trace(model: Any, name: str, specs: Any) -> Iterator[None]:
     now = [generator._seed for generator in generators]
     trace_step(model, name, specs)  # shows how many seeds a trace takes
     for generator, seed in zip(generators, now, strict=True):
-        generator._seed = 2 * seed - generator._seed
+        generator._seed = 2 * seed - generator._seed  # back by as many seeds as one trace takes
     try:
         yield
     finally:

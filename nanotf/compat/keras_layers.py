@@ -74,7 +74,7 @@ def look_up(stock: Any) -> Any:
     @functools.wraps(stock)
     def call(self: Any, inputs: Any) -> Any:
         tf = require_tensorflow()
-        plain = not self.lora_enabled and self.quantization_mode is None
+        plain = not self.lora_enabled and self.quantization_mode is None  # others read more tables
         if not plain or not isinstance(inputs, tf.Tensor):
             return stock(self, inputs)
         if inputs.dtype not in (tf.int32, tf.int64):
@@ -116,7 +116,7 @@ def lists_of_losses(layer: Any) -> list[list[Any]]:
     """Returns the lists in which a layer and the layers inside it keep `add_loss` values."""
     found = []
     for inner in flat_layers(layer):
-        for name in ("_losses", "_eager_losses"):
+        for name in ("_losses", "_eager_losses"):  # the second of Keras 2, for eager calls
             kept = getattr(inner, name, None)
             if isinstance(kept, list):
                 found.append(kept)
@@ -151,6 +151,7 @@ def activation_behind(tensor: Any) -> Activation | None:
     """
     is_noted = hasattr(tensor, "_keras_logits")
     tf = require_tensorflow()
+    # An eager tensor knows no operation.
     kind = (
         "" if not tf.is_tensor(tensor) or tf.is_symbolic_tensor(tensor) is False else tensor.op.type
     )

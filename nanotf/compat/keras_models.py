@@ -108,6 +108,7 @@ def _own_attributes() -> frozenset[str]:
         def call(self, x: Any) -> Any:
             return x
 
+    # All have names: those that Keras chooses are numbered, and the user's would change.
     model = Plain(name="nanotf")
     model.compile(tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True)
     model.build((None, 1))

@@ -147,6 +147,7 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
         optimizer: a built optimizer, or None.
         classes: names of the classes with element-wise updates.
     """
+    # Norms need all elements of a variable, the next two more state; exclusions name variables.
     others = (
         "clipnorm",
         "global_clipnorm",
@@ -225,6 +226,7 @@ def updating_in_order(optimizer: Any) -> Iterator[None]:
             return
         graph = tf.compat.v1.get_default_graph()
         begin = len(graph.get_operations())
+        # A branch's operations cannot wait for those of another graph.
         with tf.control_dependencies([op for op in last if op.graph is graph]):
             stock(gradient, variable, *learning_rate)
         made = graph.get_operations()[begin:]

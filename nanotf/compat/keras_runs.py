@@ -35,6 +35,7 @@ def validate(model: Any, data: Any, batch_size: Any, steps: Any, callbacks: Any)
     x, y, sample_weight = data
     given = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     generation().keep_validation_data(model, given, steps)
+    # The last argument makes it read what `keep_validation_data` has opened.
     return model.evaluate(
         **given, steps=steps, callbacks=callbacks, return_dict=True, _use_cached_eval_dataset=True
     )
@@ -45,7 +46,7 @@ def forget_validation_data(model: Any) -> None:
 
     The next `fit` would validate on them (Keras 2, and Keras 3 before 3.15).
     """
-    for name in ("_eval_epoch_iterator", "_eval_data_handler"):
+    for name in ("_eval_epoch_iterator", "_eval_data_handler"):  # Keras 3's, Keras 2's
         if hasattr(model, name):
             delattr(model, name)
 

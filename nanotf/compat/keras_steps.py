@@ -20,6 +20,7 @@ from nanotf.wire.own_threads import OwnThread
 def drop(held: list[Any]) -> None:
     """Empties a list that holds the last reference to an iterator, in a separate thread."""
     if any(iterator is not None for iterator in held):
+        # A daemon: the wait must not hold up the end of the process.
         OwnThread(target=held.clear, name="nanotf-drop-iterator", daemon=True).start()
 
 
@@ -34,7 +35,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
     """
     if step is None or hasattr(step, "_nanotf_held"):
         return step
-    attributes = vars(step)
+    attributes = vars(step)  # others look for theirs, such as `_nanotf_ahead`
     held: list[Any] = []
 
     def step_keeping_iterator(iterator: Any) -> Any:

@@ -35,6 +35,7 @@ def _set_params(stock: Any, given: Any) -> Any:
     @functools.wraps(stock)
     def set_params(self: Any, params: Any) -> None:
         is_auto = _quiet.is_set() and params["verbose"] == AUTO
+        # A copy: Keras gives all callbacks the same dict.
         stock(self, {**params, "verbose": 0} if is_auto else params)
 
     return set_params

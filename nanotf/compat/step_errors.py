@@ -99,6 +99,7 @@ def _source(error: BaseException) -> BaseException:
     while found is not None:
         if _of_autograph(found) is not None or _of_step(found) is not None:
             return found
+        # Keras raises its own `from None`. Another context is an error of its own.
         found = found.__context__ if found.__suppress_context__ else None
     return error
 
@@ -190,7 +191,7 @@ def _carried_by(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args)
         except NanoError as error:
-            text = f"(nanotf error {next(_numbers)})"
+            text = f"(nanotf error {next(_numbers)})"  # two errors may have the same text
             _carried[text] = error
             raise RuntimeError(f"{error} {text}") from error
 

@@ -21,9 +21,9 @@ _WRITES = ("write_summary", "write_raw_proto_summary")
 class WriterState(NamedTuple):
     """The default writer, step and condition, as `tf.summary` finds them."""
 
-    writer: Any
-    step: Any
-    condition: Any
+    writer: Any  # `tf.summary.SummaryWriter` or None
+    step: Any  # number, tensor or variable; None if not set
+    condition: Any  # bool, tensor or callable of `record_if`; None if not set
 
 
 def state() -> WriterState:
@@ -67,4 +67,4 @@ def intercept(is_other: Callable[[Any], bool], write: Callable[..., Any]) -> Non
                 return write(writer, step, *inputs)
             return stock(writer, step, *inputs, name=name)
 
-        setattr(gen_summary_ops, name, either)
+        setattr(gen_summary_ops, name, either)  # callers look it up in the module each time

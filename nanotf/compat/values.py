@@ -94,9 +94,9 @@ def without_value(cls: Any, shape: Any, dtype: str, kind: Mapping[str, Any]) -> 
     if tf.distribute.has_strategy():
         zeros = tf.zeros([dimension or 0 for dimension in shape], dtype)
         return tf.Variable(zeros, shape=shape, **kind)
-    variable = object.__new__(cls)
+    variable = object.__new__(cls)  # `__init__` would need a value
     vars(variable).update(_usual(shape, dtype))
-    variable.handle._parent_trackable = weakref.ref(variable)
+    variable.handle._parent_trackable = weakref.ref(variable)  # that of `_usual` is gone
     return variable
 
 
@@ -140,6 +140,7 @@ def attributes(variable: Any) -> dict[str, Any]:
         variable = variable._values[0]
     left_out, usual = _OF_PROCESS, _usual_plain()
     found = vars(variable).items()
+    # `left_out` stands for no usual value: None may be one.
     return {n: v for n, v in found if n not in left_out and usual.get(n, left_out) is not v}
 
 

@@ -120,7 +120,7 @@ def _same_in(graph: Any) -> dict[int, Any]:
     captures, copies = getattr(graph, "captures", ()), getattr(graph, _COPIES, ())
     number = len(captures) + len(copies)
     known: tuple[int, dict[int, Any]] = getattr(graph, _KNOWN, (-1, {}))
-    if known[0] == number:
+    if known[0] == number:  # nothing new; TensorFlow asks for every operation
         return known[1]
     same = {id(copy): getattr(copy, _SAME) for copy in copies}
     inside = {id(outer): inner for outer, inner in captures}

@@ -200,8 +200,8 @@ class BatchMemory:
     """A reader's memory for batches, which grows with what the parent holds."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
-        self._free: set[int] = set()
+        self._blocks: list[Block] = []  # by number of the slot
+        self._free: set[int] = set()  # slots without an array that the parent still has
 
     def release(self, numbers: tuple[int, ...]) -> None:
         """Takes back slots that the parent needs no longer."""

@@ -172,7 +172,7 @@ class OutputReader:
     def take(self, rank: int, structure: bytes, arrays: Sequence[ArrayRef], block: Block) -> None:
         """Takes outputs of a rank; keeps some large blocks until `discard`."""
         if self._structure is None:
-            self._structure = pickle.loads(structure)
+            self._structure = pickle.loads(structure)  # the same in every message
             self._leaves = require_tensorflow().nest.flatten(self._structure)
         parts = [view(block, ref) for ref in arrays]
         if block.nbytes < KEPT_NBYTES or len(self._blocks) == KEPT_BLOCKS:
@@ -214,7 +214,7 @@ class OutputReader:
         if kind == "dense":
             rows = [output for batch in batches for output in batch]
             if len({output.shape[1:] for output in rows}) == 1:
-                return np.concatenate(rows)
+                return np.concatenate(rows)  # a copy, which outlives the blocks
             # Their other dimensions differ: Keras makes a ragged tensor.
             return keras_runs.join_batches([tf.constant(np.concatenate(b)) for b in batches])
         if kind == "sparse":
@@ -225,6 +225,6 @@ class OutputReader:
 
     def discard(self) -> None:
         """Frees the memory."""
-        self._steps = []
+        self._steps = []  # the arrays lie in the blocks, which read as zeros from now on
         while self._blocks:
             self._blocks.pop().discard()
