@@ -82,7 +82,7 @@ def _training() -> str:
         losses.append([float(loss) for loss in history.history["loss"]])
     single, double = losses
     off = max(abs(a - b) / abs(a) for a, b in zip(single, double, strict=True))
-    assert off <= TOLERANCE, f"losses of one process {single}, of two {double}"
+    _must(off <= TOLERANCE, f"losses of one process {single}, of two {double}")
     return f"losses of one process and of two differ by {off:.0e} ({single[-1]:.4f})"
 
 
@@ -111,8 +111,15 @@ def _sums() -> str:
     for size in SIZES:
         for dtype in types:
             expected = np.arange(size) % 50 * 3  # ranks 0 and 1 add 1 and 2 times the number
-            assert np.array_equal(next(sums), expected), f"wrong sum of {size} numbers, {dtype}"
+            is_right = np.array_equal(next(sums), expected)
+            _must(is_right, f"wrong sum of {size} numbers, {dtype}")
     return f"exact for {', '.join(map(str, SIZES))} numbers of {', '.join(types)}"
+
+
+def _must(is_right: bool, text: str) -> None:
+    """Raises if a number is wrong. No `assert`: PYTHONOPTIMIZE would leave it out."""
+    if not is_right:
+        raise ArithmeticError(text)
 
 
 def _check(name: str, function: Callable[[], str]) -> Check:

@@ -42,13 +42,22 @@ def _alike(grads: list[Any], total: Callable[[Any], Any]) -> list[Any]:
         return grads
     checks = [tf.reduce_all(tf.math.is_finite(_values(grads[place]))) for place in given]
     overflows = total(tf.cast(~tf.reduce_all(checks), tf.float32)) > 0
-    first = grads[given[0]]
-    values = _values(first)
+    # A dense one if there is one: of an embedding, this rank's rows may be none.
+    place = min(given, key=lambda each: isinstance(grads[each], tf.IndexedSlices))
+    first = grads[place]
+    nan = tf.constant(float("nan"), _values(first).dtype)
     # One is enough: Keras skips a step if any gradient has a value that is not finite.
-    values = tf.where(overflows, tf.constant(float("nan"), values.dtype), values)
     if isinstance(first, tf.IndexedSlices):
-        values = tf.IndexedSlices(values, first.indices, first.dense_shape)
-    return [values if place == given[0] else grad for place, grad in enumerate(grads)]
+        row = tf.concat([[tf.cast(overflows, tf.int32)], tf.shape(first.values)[1:]], 0)
+        indices = tf.zeros(row[:1], first.indices.dtype)
+        changed: Any = tf.IndexedSlices(
+            tf.concat([first.values, tf.fill(row, nan)], 0),
+            tf.concat([first.indices, indices], 0),
+            first.dense_shape,
+        )
+    else:
+        changed = tf.where(overflows, nan, _values(first))
+    return [*grads[:place], changed, *grads[place + 1 :]]
 
 
 @tf.autograph.experimental.do_not_convert

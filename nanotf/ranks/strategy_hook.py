@@ -36,13 +36,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _TENSORFLOW:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
+                # No earlier: `importlib.util.find_spec` asks, too, and imports nothing.
+                sys.meta_path.remove(self)
                 self._call()
 
             # On the loader that Python has made: other code reads resources through it.

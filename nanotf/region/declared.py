@@ -58,7 +58,8 @@ def check(
         found = _results(layer, lambda: divided(args, kwargs), args, kwargs)
         for (name, here), (_, there) in zip(found, expected, strict=True):
             if (here is None) != (there is None):
-                here, there = (tf.zeros_like(v) if v is None else v for v in (here, there))
+                zeros = tf.zeros_like(there if here is None else here)
+                here, there = (zeros if v is None else v for v in (here, there))
             if here is not None:
                 assert_equal(layer, name, here, there)
         return True

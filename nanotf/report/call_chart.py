@@ -130,7 +130,6 @@ def _overlap(began: int, ended: int, edges: Array) -> Array:
 
 
 def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
-    passes = timeline.passes_of(times)
     if times.steps:
         rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
     else:  # steps were not recorded: each pass counts as one, and not as a first one
@@ -153,8 +152,8 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     _add_steps_not_kept(times, edges, shares)
     in_steps = sum(shares.values(), np.zeros(len(edges) - 1))
     in_passes = np.zeros(len(edges) - 1)
-    for one in passes:
-        in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
+    for one in timeline.outer_passes(times):
+        in_passes += _overlap(one.began, one.ended, edges)
     begin = timeline.begin_of_passes(times)
     shares["rebuild"] = _overlap(times.began, begin, edges)
     between = np.clip(in_passes - in_steps, 0, 1)
@@ -193,6 +192,8 @@ def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[st
     if len(rows) < timing.STEPS_KEPT:  # all were kept
         return
     last = rows[-1][2]
+    first = {row[0]: row for row in reversed(rows)}  # by kind; the sums are without these
+    rows = [row for row in rows if row is not first[row[0]]]
     for one in times.passes:
         if one.ended <= last:
             continue

@@ -201,7 +201,8 @@ def seed_for(study: Any, seed: int | None) -> int:
             generator.
     """
     if seed is None:
-        seed = int(study.user_attrs.get(SEED, np.random.randint(2**31)))
+        noted = study.user_attrs.get(SEED)  # without a draw: that generator is the user's
+        seed = int(np.random.randint(2**31) if noted is None else noted)
     study.set_user_attr(SEED, seed)
     return seed
 

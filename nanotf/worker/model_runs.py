@@ -388,10 +388,12 @@ class FitRun(_ModelRun):
         if self.model.stop_training or not vote.is_due(made):
             return
         if vote.agree(made):
-            self.inbox.pauses = None  # else the next vote would pause once more
             self._send_held()
             self._last_wait = orders.PAUSE
             self._store_and_ask(orders.PAUSE, made, plain_logs(logs), True)
+            # Else the next vote would pause once more. After the answer, which follows the request
+            # in the channel: to another rank, the request may have come earlier.
+            self.inbox.pauses = None
         self.ahead.look_after(vote.left(made))
 
     # What this process does at one of Keras's hooks, before the parent hears of it and after.

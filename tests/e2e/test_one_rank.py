@@ -15,7 +15,7 @@ from nanotf.compat import one_replica
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UnavailableError
 from nanotf.hvd import dataparallel, rank_facts
 from nanotf.hvd import keras as hvd_keras
-from nanotf.ranks import strategy_hook, this_rank
+from nanotf.ranks import loss_scales, strategy_hook, this_rank
 
 pytestmark = pytest.mark.both_generations
 keras = tf.keras
@@ -157,3 +157,17 @@ def test_a_strategy_in_one_process_names_the_flag(capsys: pytest.CaptureFixture[
     assert strategy.num_replicas_in_sync == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "--ranks" in line]
     assert line.startswith("nanotf: MirroredStrategy() has one replica in this process.")
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_rank_without_rows_of_an_embedding_skips_a_step_with_the_others(kept: int) -> None:
+    """Its gradient is sparse, and has as many values as the rank has rows of the batch."""
+    rows = tf.IndexedSlices(tf.ones((kept, 3)), tf.zeros(kept, tf.int64), tf.constant([5, 3]))
+    for overflows in (False, True):
+        (found,) = loss_scales._alike([rows], lambda tensor, over=overflows: tensor + float(over))
+        assert bool(tf.reduce_all(tf.math.is_finite(found.values))) != overflows
+        assert found.dense_shape is rows.dense_shape
+        assert len(found.values) == len(found.indices) == kept + overflows
+        grads = loss_scales._alike([None, rows, tf.ones(2)], lambda _, over=overflows: float(over))
+        assert grads[0] is None and grads[1] is rows
+        assert bool(tf.reduce_all(tf.math.is_finite(grads[2]))) != overflows

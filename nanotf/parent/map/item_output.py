@@ -48,13 +48,19 @@ class KeptOutput(ItemOutput):
     """Keeps the output of the items that run."""
 
     def __init__(self) -> None:
-        self._texts: collections.defaultdict[int, str] = collections.defaultdict(str)
+        self._pieces: collections.defaultdict[int, list[str]] = collections.defaultdict(list)
+        self._sizes: collections.Counter[int] = collections.Counter()  # in characters
 
     def take(self, index: int, stream: str, text: str) -> None:
-        self._texts[index] = (self._texts[index] + text)[-KEPT:]
+        self._pieces[index].append(text)
+        self._sizes[index] += len(text)
+        if self._sizes[index] > 2 * KEPT:  # to cut at each piece would copy what is kept
+            self._pieces[index] = [kept := "".join(self._pieces[index])[-KEPT:]]
+            self._sizes[index] = len(kept)
 
     def end(self, index: int) -> str:
-        return self._texts.pop(index, "")
+        self._sizes.pop(index, None)
+        return "".join(self._pieces.pop(index, ()))[-KEPT:]
 
 
 class PrefixedOutput(ItemOutput):

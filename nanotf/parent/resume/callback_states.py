@@ -31,7 +31,7 @@ class CallbackStates:
         self._named = dict(_named(callbacks))
         self._warned: set[str] = set()
         self._begin = {
-            key: {name: (mark_of(value), id(value)) for name, value in attributes_of(callback)}
+            key: {name: _noted(value) for name, value in attributes_of(callback)}
             for key, callback in self._named.items()
         }
 
@@ -42,11 +42,11 @@ class CallbackStates:
     def _changed(self, key: str) -> Iterator[tuple[str, Any]]:
         callback = self._named[key]
         for name, value in attributes_of(callback):
-            mark, (before, identity) = mark_of(value), self._begin[key].get(name, (None, None))
+            mark, (before, then) = mark_of(value), self._begin[key].get(name, (None, None))
             if mark is not None and mark != before:
                 yield name, value
             # Of an object that cannot be encoded, only its replacement by another is noticed.
-            elif mark is None and id(value) != identity:
+            elif mark is None and value is not then:
                 self._warn(key, callback, name)
 
     def _warn(self, key: str, callback: Any, name: str) -> None:
@@ -68,6 +68,12 @@ class CallbackStates:
             for name, value in state.items():
                 if key in self._named:
                     setattr(self._named[key], name, value)
+
+
+def _noted(value: Any) -> tuple[str | None, Any]:
+    """Returns a value's mark; and the value, if it has none, so that nothing takes its place."""
+    mark = mark_of(value)
+    return mark, value if mark is None else None
 
 
 def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -70,6 +70,7 @@ class Desk:
         self.most_bytes, self._timeout, self._log = most_bytes, timeout, log
         self.is_leaving = False
         self._later: set[asyncio.Task[None]] = set()  # the loop itself keeps no task
+        self._coming: set[str] = set()  # models that clients add now; `names` lacks them at first
         self._loop = asyncio.get_running_loop()
 
     # --------------------------------------------------------------------------------- requests
@@ -219,15 +220,18 @@ class Desk:
 
     async def load(self, model: str, folder: pathlib.Path) -> None:
         """Adds a model, and waits until it is served; see `ServerState.load`."""
-        if model in self._wanted.names:
+        if model in self._wanted.names or model in self._coming:
             raise Refusal(409, f"Model {model} is already loaded.")
+        self._coming.add(model)
         try:
             await self._wanted.add(model, folder)
+            if why := await self._fleet.outcome(model):
+                await self._wanted.remove(model)
+                raise Refusal(500, f"Model {model} cannot be loaded: {why}")
         except NanoError as error:
             raise Refusal(404, str(error)) from None
-        if why := await self._fleet.outcome(model):
-            await self._wanted.remove(model)
-            raise Refusal(500, f"Model {model} cannot be loaded: {why}")
+        finally:
+            self._coming.discard(model)
 
     async def unload(self, model: str) -> None:
         """Removes a model; see `ServerState.unload`."""

@@ -20,9 +20,12 @@ def test_after_the_import_and_once(tmp_path: pathlib.Path) -> None:
         "calls = []\n"
         "call = lambda: calls.append(sys.modules['tensorflow'].value)\n"
         "sys.meta_path.insert(0, _AfterImport(call))\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('tensorflow').name == 'tensorflow'\n"
         "assert calls == []\n"
         "import tensorflow, tensorflow.inside\n"
         "assert calls == [1], calls\n"
+        "assert not any(isinstance(finder, _AfterImport) for finder in sys.meta_path)\n"
         "import importlib.resources as resources\n"
         "assert resources.files('tensorflow').joinpath('data.txt').read_text() == 'resource'\n"
     )

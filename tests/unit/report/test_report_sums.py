@@ -211,6 +211,22 @@ def test_steps_beyond_the_kept_ones_are_spread(monkeypatch: pytest.MonkeyPatch) 
     _, track = call_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     np.testing.assert_allclose(track["input"].sum(), 2)
     np.testing.assert_allclose(track["comm. wait"].sum(), 2)
+    np.testing.assert_allclose(track["compute"].sum(), 2 + 3 + 2)  # as with all steps kept
+
+
+def test_short_epochs_share_a_bar() -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("matplotlib")
+    times = timing.WorkerTimes(0, began=10 * S, ready=10 * S, ended=50 * S)
+    for epoch, began in enumerate((10 * S, 30 * S)):
+        passed = timing.Pass(timing.TRAIN, epoch, began, began + 10 * S, inside=4 * S)
+        times.passes.append(passed)
+        times.steps.extend((0, began, began + 4 * S, 0, 0, 0, 1))
+    edges = np.array([0, 62 * S])
+    _, track = call_chart._tracks(_report(times).call, (times,), edges)
+    seconds = {name: share.sum() * 62 for name, share in track.items() if share.any()}
+    assert seconds["between"] == pytest.approx(2 * (10 - 4))
+    assert seconds["epoch ends"] == pytest.approx(20)
 
 
 def test_reading_counts_the_time_in_an_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
