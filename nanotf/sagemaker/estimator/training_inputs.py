@@ -11,7 +11,7 @@ from nanotf.errors import InvalidArgumentTypeError, UnavailableError, check_choi
 from nanotf.sagemaker.jobs import data_channels
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 
-DEFAULT_CHANNEL = "training"
+DEFAULT_CHANNEL = "training"  # the SDK's name for the only input
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class TrainingInput:
     def as_channel(self, name: str, input_mode: str) -> DataChannel:
         """Returns the channel of a name, in the estimator's input mode unless it has its own."""
         mode = self.input_mode or input_mode
+        # Here, so that an error has the argument's name: `DataChannel` calls it `mode`.
         check_choice("input_mode", mode, data_channels.MODES)
         return DataChannel(
             name=name,

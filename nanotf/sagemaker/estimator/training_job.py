@@ -61,6 +61,7 @@ class TrainingJob:
         Raises:
             JobError: The job has failed.
         """
+        # Version 2 of the SDK has the words "All" and "None" for True and False.
         shown = logs not in (False, None, "None", "none")
         state = follow.wait(self._folder, following.print_to(sys.stdout) if shown else None)
         if state.status == record.FAILED:

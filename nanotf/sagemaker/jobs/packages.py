@@ -28,10 +28,13 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     Raises:
         subprocess.CalledProcessError: pip failed. Its messages are on standard error.
     """
+    # No pip inside, which takes seconds: this Python's installs there by --python (pip 22.3).
     venv.EnvBuilder(system_site_packages=True, with_pip=False).create(folder)
     python = folder / "bin" / "python"
     inside = site_packages(folder)
     # `addsitedir` also reads the .pth files there, which editable installs consist of.
+    # In an environment of its own, the launcher's packages are not the base Python's, which are
+    # all that `system_site_packages` adds.
     outside = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     lines = [f"import site; site.addsitedir({path!r})" for path in [*outside, *user]]
