@@ -80,6 +80,7 @@ class TensorFlowModel:
                 f"source_dir={self.source_dir!r}, dependencies={list(self.dependencies)}, and no "
                 'entry_point. Pass it, such as entry_point="inference.py".'
             )
+        # Processes have variables of text; callers also pass numbers.
         self.env = {str(key): str(value) for key, value in (env or {}).items()}
         self.name = name
         self.endpoint_name: str | None = None

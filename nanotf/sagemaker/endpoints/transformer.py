@@ -138,7 +138,7 @@ class Transformer:
                         name,
                         self._source,
                         num_processes=self._num_processes,
-                        ports=(0,),  # any: 8080 is for endpoints of the user's
+                        ports=(0,),  # any free one: 8080 is for the user's endpoints
                         environment=self._environment,
                     )
                     stack.callback(_stop, endpoint)

@@ -110,7 +110,7 @@ def take_checked(given: dict[str, Any]) -> int:
             "`instance_count` must be a whole number of hosts, at least 1. Received: "
             f"instance_count={count!r}."
         )
-    if given.pop("script_mode", None) is False:
+    if given.pop("script_mode", None) is False:  # version 1 then called functions of the script
         raise UnavailableError(
             "nanotf runs scripts in Script Mode. Received: script_mode=False. Let the script train "
             "when it is run as a program, and leave script_mode out."

@@ -25,7 +25,7 @@ from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.source import SourceCode
 
-_CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
+_CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"  # where a script finds a folder of its job anyway
 
 
 class TensorFlow:
@@ -402,6 +402,7 @@ def _divided(
     arguments: Mapping[str, Any], model_name: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of `TensorFlowModel`, and those of its method."""
+    # Under present names first: `model_server_workers` is the SDK's for `num_processes`.
     given = model_arguments.MODEL.modernize(arguments)
     of_model = {name: given.pop(name) for name in list(given) if model_arguments.of_model(name)}
     if model_name is not None:

@@ -72,7 +72,7 @@ class TrainingInput:
             mode=mode,
             content_type=self.content_type,
             distribution=self.distribution or "FullyReplicated",
-            compression=self.compression or "None",
+            compression=self.compression or "None",  # the API's word for none
             wrapping=self.record_wrapping or "None",
             shuffle=None if self.shuffle_config is None else self.shuffle_config.seed,
         )

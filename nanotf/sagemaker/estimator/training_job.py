@@ -69,7 +69,7 @@ class TrainingJob:
                 f"The script of a job must end with exit code 0. Received: job {self.name} failed: "
                 f"{state.failure_reason}\nIts folder: {self._folder.path}"
             )
-        if state.status == record.COMPLETED and self.model_data is None:
+        if state.status == record.COMPLETED and self.model_data is None:  # perhaps in `model_dir`
             told = follow.told_of_model(self._folder)
             if told:
                 say(f"job {self.name} completed{told}", sys.stderr)

@@ -49,7 +49,7 @@ def check(request: JobRequest) -> None:
                 f"`{name}` must be a number of seconds above 0. Received: {name}={seconds}."
             )
     for address in (request.checkpoints, request.upload):
-        # A local one need not exist: the supervisor makes it.
+        # A local folder of checkpoints need not exist: the supervisor makes it.
         if address is not None and addresses.local_path(address) is None:
             addresses.check(address)
 

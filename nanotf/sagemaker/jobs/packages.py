@@ -32,9 +32,9 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     venv.EnvBuilder(system_site_packages=True, with_pip=False).create(folder)
     python = folder / "bin" / "python"
     inside = site_packages(folder)
+    # `system_site_packages` adds those of the base Python. If the launcher runs in a virtual
+    # environment, too, its own are elsewhere.
     # `addsitedir` also reads the .pth files there, which editable installs consist of.
-    # In an environment of its own, the launcher's packages are not the base Python's, which are
-    # all that `system_site_packages` adds.
     outside = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     lines = [f"import site; site.addsitedir({path!r})" for path in [*outside, *user]]
