@@ -56,8 +56,10 @@ class ArgumentNames:
         Raises:
             InvalidArgumentTypeError: A name is unknown.
         """
+        # `modernize` has let those of `unsupported` pass that ask for nothing, such as False.
         unknown = sorted(set(unused) - {*self.without_effect, *self.unsupported})
         if not unknown:
+            # None and False ask for nothing, so nothing is missing.
             self._tell_of(sorted(name for name in unused if unused[name] not in (None, False)))
             return
         rights = (meant(name, [*known, *self.without_effect, *self.old]) for name in unknown)

@@ -64,6 +64,7 @@ def pad_batches(dataset: Any, batch_size: int, reduction: str = "sum_over_batch_
     def padded(x: Any, y: Any, weights: Any = None) -> Any:
         return _padded(x, y, weights, int(batch_size), scales)
 
+    # Deterministic, also where the dataset's options allow another order.
     return dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
@@ -100,7 +101,7 @@ def _check_elements(spec: Any, batch_size: int) -> None:
                 f"{leaf!r} in element_spec. Call `dataset.batch(batch_size)` first; after "
                 "tf.py_function, call `set_shape` with the rank of each tensor."
             )
-        if (leaf.shape[0] or 0) > batch_size:
+        if (leaf.shape[0] or 0) > batch_size:  # an unknown size is checked in `_padded`
             raise InvalidArgumentError(
                 "A batch must have at most `batch_size` rows. Received: batch_size="
                 f"{batch_size} and {leaf!r} in element_spec. Pass the dataset's batch size."
@@ -124,10 +125,12 @@ def _padded(x: Any, y: Any, weights: Any, batch_size: int, scales: bool) -> Any:
         return tf.ensure_shape(tf.gather(leaf, places), [batch_size, *leaf.shape[1:]])
 
     def weigh(leaf: Any) -> Any:
+        # Whole numbers could not hold the factor b/r.
         wide = pad(leaf if leaf.dtype.is_floating else tf.cast(leaf, floats))
         if scales:
             wide *= tf.cast(batch_size, wide.dtype) / tf.cast(rows, wide.dtype)
         real = tf.reshape(is_real, [batch_size] + [1] * (wide.shape.rank - 1))
+        # Not a product: 0 times a weight that is infinite would be NaN.
         return tf.where(real, wide, tf.zeros([], wide.dtype))
 
     if weights is None:

@@ -44,6 +44,7 @@ NAMES: dict[str, str | None] = {
     "smdistributed.modelparallel.tensorflow": "nanotf.smp",
 }
 PACKAGES = tuple(sorted({name.partition(".")[0] for name in NAMES}))
+# An import returns what `sys.modules` has once the module's code has ended.
 _STAND_IN = """\
 import sys
 
@@ -76,6 +77,7 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._packages.add(fullname)
         if fullname.partition(".")[0] not in self._packages:
             return None
+        # A package: else Python would look for no names below it.
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: types.ModuleType) -> None:

@@ -160,6 +160,7 @@ class DetachedFolder(abc.ABC, Generic[AnyRequest, AnyState]):
     def state_stamp(self) -> tuple[int, ...]:
         """Returns numbers that change when the state is written. Raises `OSError`."""
         found = self._state.stat()
+        # Each write makes a new file. Its inode may be a freed one, and the clock's tick the same.
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     @property

@@ -99,6 +99,7 @@ def stop(folder: DetachedFolder[Any, AnyState]) -> AnyState:
     except ProcessLookupError:
         return folder.read_state()
     before, deadline = state, time.monotonic() + _STOP_SECONDS
+    # A second stop, of an upload, finds a status that is not running: a change answers it.
     while (state := folder.read_state()).status in kind.running or state == before:
         if time.monotonic() > deadline:
             if stalls.is_stopped(state.owner.pid):

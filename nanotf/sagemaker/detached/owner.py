@@ -43,6 +43,7 @@ class Owner:
     def from_json(cls, value: Mapping[str, Any]) -> Owner:
         """Reads what `dataclasses.asdict` has written."""
         owner = cls(**value)
+        # `os.kill` takes 0 and numbers below for groups of processes. True is an int.
         must(type(owner.pid) is int and 0 < owner.pid < 1 << 31, "owner")
         must(isinstance(owner.start, str) and isinstance(owner.node, str), "owner")
         return owner
@@ -50,7 +51,7 @@ class Owner:
     @property
     def is_here(self) -> bool:
         """True if the process runs, or ran, on this machine."""
-        return self.node == platform.node()
+        return self.node == platform.node()  # machines may share the folder's disk, but not pids
 
     def is_alive(self) -> bool:
         """Returns False if the process has ended. True on another machine, where none can tell."""

@@ -140,6 +140,7 @@ class JSONLinesDeserializer(SimpleBaseDeserializer):
 
     def deserialize(self, stream: Any, content_type: str) -> list[Any]:
         """Returns a list. Raises `ValueError` for other text."""
+        # Not `splitlines`: JSON may hold U+2028, which that takes for a line end.
         lines = _bytes_of(stream).decode().rstrip().split("\n")
         return [json.loads(line) for line in lines]
 
@@ -158,6 +159,7 @@ class CSVDeserializer(SimpleBaseDeserializer):
 
     def deserialize(self, stream: Any, content_type: str) -> list[list[str]]:
         """Returns the rows."""
+        # As the SDK: a line end in a cell with quotes is lost.
         return list(csv.reader(_bytes_of(stream).decode(self.encoding).splitlines()))
 
 
@@ -187,12 +189,12 @@ class NumpyDeserializer(SimpleBaseDeserializer):
             ValueError: The answer is damaged, or a pickle and `allow_pickle` is False.
         """
         content, kind = _bytes_of(stream), _kind(content_type)
-        if kind in ("application/x-npy", "application/x-npz"):
+        if kind in ("application/x-npy", "application/x-npz"):  # `np.load` tells them apart
             return np.load(io.BytesIO(content), allow_pickle=self.allow_pickle)
         if kind == "application/json":
             return np.array(json.loads(content.decode()), dtype=self.dtype)
         if kind == "text/csv":
-            text = io.StringIO(content.decode())
+            text = io.StringIO(content.decode())  # `genfromtxt` takes a str for the name of a file
             return np.genfromtxt(text, delimiter=",", dtype=self.dtype)
         raise self._unreadable(content_type, "application/x-npy, x-npz, json, and text/csv")
 
@@ -213,7 +215,7 @@ class PandasDeserializer(SimpleBaseDeserializer):
         Raises:
             InvalidArgumentError: The answer is of another type.
         """
-        pandas = importlib.import_module("pandas")
+        pandas = importlib.import_module("pandas")  # no dependency of nanotf
         readers = {"text/csv": pandas.read_csv, "application/json": pandas.read_json}
         read = readers.get(_kind(content_type))
         if read is None:

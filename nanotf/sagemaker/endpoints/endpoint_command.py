@@ -17,6 +17,7 @@ def server_command(model: pathlib.Path, num_processes: str | None) -> list[str]:
         num_processes: its workers, as `-n` takes them; None for its default.
     """
     options = [] if num_processes is None else ["-n", num_processes]
+    # This interpreter and this nanotf, whatever PATH has.
     return python_command("nanotf", "serve", str(model), *options, standard_first=True)
 
 

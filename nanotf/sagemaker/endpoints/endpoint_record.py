@@ -22,7 +22,7 @@ from nanotf.sagemaker.detached.folders import DetachedFolder, Kind, now
 from nanotf.sagemaker.detached.owner import Owner, must
 
 CREATING, IN_SERVICE, DELETING = "Creating", "InService", "Deleting"
-FAILED, DELETED = "Failed", "Deleted"
+FAILED, DELETED = "Failed", "Deleted"  # in SageMaker, a deleted one is no longer found
 FINAL = (FAILED, DELETED)
 HOST = "127.0.0.1"  # an endpoint answers this machine alone
 
@@ -121,6 +121,7 @@ class EndpointFolder(DetachedFolder[EndpointRequest, EndpointState]):
     @staticmethod
     def failed(state: EndpointState, reason: str, ended: str | None = None) -> EndpointState:
         """Returns the state after a failure."""
+        # No server: the kernel ends it with its supervisor, whatever ended that.
         return replace(state, status=FAILED, server=None, failure_reason=reason, ended=ended)
 
     @property

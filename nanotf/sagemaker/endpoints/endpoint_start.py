@@ -22,7 +22,7 @@ from nanotf.sagemaker.endpoints.endpoint_record import (
 from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.wire import files
 
-SAGEMAKERS_PORT = 8080
+SAGEMAKERS_PORT = 8080  # of its containers, and so of the SDK's local mode
 DEFAULT_PORTS = (SAGEMAKERS_PORT, 0)
 _PAUSE = 0.05  # seconds between two looks at an endpoint that is being created
 
@@ -74,7 +74,7 @@ def start(
         endpoint.write_request(request)
         endpoint.write_state(new_state())  # last: a folder counts as an endpoint once it has one
 
-    endpoint.path.parent.mkdir(parents=True, exist_ok=True)
+    endpoint.path.parent.mkdir(parents=True, exist_ok=True)  # the lock's file needs it
     # Nobody else may replace the old folder, or use the name, meanwhile.
     lock = files.Lock(endpoint.path.parent / f".{name}.lock", waits=True)
     try:
@@ -82,6 +82,7 @@ def start(
         starting.create(endpoint, fill, f"Set {KIND.variable} to another folder")
     finally:
         lock.release(removes=True)
+    # Without the lock: by now the state keeps others from the name.
     starting.start_supervisor(endpoint, "nanotf.sagemaker.endpoints.endpoint_supervisor")
     return endpoint
 
@@ -102,7 +103,7 @@ def _check(ports: tuple[int, ...], start_seconds: float) -> None:
 
 def _remove_ended(endpoint: EndpointFolder) -> None:
     """Removes the folder of an endpoint of the same name that has ended."""
-    if not (endpoint.path / "state.json").is_file():
+    if not (endpoint.path / "state.json").is_file():  # `starting.create` refuses other folders
         return
     state = endpoint.read_state()
     if not state.is_final:
@@ -141,4 +142,4 @@ def stop_and_wait(endpoint: EndpointFolder) -> None:
         EndpointError: Its supervisor is on another machine, or does not react.
     """
     following.stop(endpoint)
-    following.wait(endpoint, None, str, pause=_PAUSE)
+    following.wait(endpoint, None, str, pause=_PAUSE)  # `str`: no log is read

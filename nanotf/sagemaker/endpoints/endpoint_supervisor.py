@@ -59,7 +59,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         try:
             with processes.Output(self._write_line).woken_by_signals() as output:
                 reason = self._serve(output)
-        except BaseException:
+        except BaseException:  # whatever it is, clients must find a final state
             self._end(self._endpoint.failed(self._state, traceback.format_exc(), now()))
             raise
         finally:
@@ -89,7 +89,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
                     return self._of_start(server)
                 port = _next_of(left)
                 continue
-            port = self._state.port
+            port = self._state.port  # clients know this one
             if not self._may_restart():
                 return self._of_ends(server)
             self._become(server=None, restarts=self._state.restarts + 1)
@@ -99,7 +99,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
     def _run_server(self, port: int, output: processes.Output) -> OwnedProcess:
         """Runs a server until it has ended."""
         ready = self._endpoint.ready_file
-        ready.unlink(missing_ok=True)
+        ready.unlink(missing_ok=True)  # that of the server before
         server = processes.begin(
             listening(self._request.command, port, ready),
             "server",
@@ -115,7 +115,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
             server.kill_group()  # what it has left
             server.process.wait()
             output.drain()
-            guard.dismiss()
+            guard.dismiss()  # last: until here it kills what is left if this process is killed
         return server
 
     def _watch(self, server: OwnedProcess, output: processes.Output) -> None:
@@ -123,6 +123,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         deadline = time.monotonic() + self._request.start_seconds
         killing_at: float | None = None
         while server.is_running:
+            # A signal (SIGCHLD) ends the wait when the server ends, but nothing when it is ready.
             is_quiet = is_ready and killing_at is None and output.is_open
             output.read(_PAUSE if is_quiet else _SHORT_PAUSE)
             self._catch_up()
@@ -140,7 +141,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         """Asks the server to end. Returns the seconds until it is killed."""
         if self._is_stopping:
             self._become(status=record.DELETING)
-        server.terminate()
+        server.terminate()  # it answers what has come, and ends its workers
         return self._request.stop_seconds
 
     def _note_ready(self) -> bool:
@@ -191,6 +192,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
 def _next_of(left: list[int]) -> int:
     """Takes the first port on which a server may be able to listen."""
     port = left.pop(0)
+    # The last port is tried in any case: its server says by itself why it cannot listen.
     while left and port and not ports.is_free(port):
         port = left.pop(0)
     return port

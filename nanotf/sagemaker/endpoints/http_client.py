@@ -38,7 +38,7 @@ class HttpAnswer:
         return io.BytesIO(self.body)
 
 
-class NotReached(Exception):
+class NotReached(Exception):  # no OSError: `_exchange` takes those for a silent server
     """Nothing listens at the address: the request was not sent."""
 
 
@@ -111,7 +111,7 @@ class HttpClient:
             self.close()
             # A server may close an idle connection at the moment when a request is sent. It has
             # not answered then, so the request may be sent once more, on a new connection.
-            if is_used:
+            if is_used:  # once: a new connection is not used
                 return self._exchange(path, body, headers)
             raise self._silent(path, error) from error
         except (OSError, http.client.HTTPException) as error:
@@ -127,7 +127,7 @@ class HttpClient:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._silent(path, error) from error
-        kind = response.getheader("Content-Type") or "application/octet-stream"
+        kind = response.getheader("Content-Type") or "application/octet-stream"  # RFC 9110, 8.3
         if response.will_close:
             self.close()
         return response.status, HttpAnswer(content, kind), response.getheader("Retry-After")
@@ -139,6 +139,7 @@ class HttpClient:
         body: bytes,
         headers: Mapping[str, str],
     ) -> None:
+        # `request` would connect, too, but a refused one must be told apart from a broken one.
         if connection.sock is None:
             try:
                 connection.connect()

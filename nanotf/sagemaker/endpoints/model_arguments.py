@@ -58,6 +58,7 @@ DEPLOY = ArgumentNames(
         "use_compiled_model",
         "volume_size",
     ),
+    # Of version 1 of the SDK, where it exchanged the model of a running endpoint.
     unsupported={"update_endpoint": "Deploy another endpoint, then delete the old one."},
 )
 

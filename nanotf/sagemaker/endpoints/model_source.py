@@ -59,6 +59,7 @@ class ModelSource:
             InvalidArgumentError: An archive is damaged, or the code lacks the entry point.
             OSError: The disk is full.
         """
+        # On the endpoint's own disk: a large model may not fit into the system's temporary folder.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".model-") as temporary:
             model = self._local(pathlib.Path(temporary) / "downloads")
             if self.code is None:
@@ -77,6 +78,7 @@ class ModelSource:
             return path
         addresses.download(self.model_data, downloads)
         found = list(downloads.iterdir())
+        # The address of a file, too, gives a folder, with that file alone.
         return found[0] if len(found) == 1 and found[0].is_file() else downloads
 
 
@@ -117,7 +119,7 @@ def _unpack(model: pathlib.Path, content: pathlib.Path) -> None:
 def _add_code(code: SourceCode, place: pathlib.Path) -> None:
     if code.folder is not None:
         shutil.rmtree(place, ignore_errors=True)  # `source_dir` replaces what the archive has
-    SourceCode(code.script, code.folder).copy(place)
+    SourceCode(code.script, code.folder).copy(place)  # without dependencies: they go to `lib`
     entry, script = place / code.entry, place / SCRIPT
     if entry != script:
         if code.folder is not None and script.exists():
@@ -128,5 +130,5 @@ def _add_code(code: SourceCode, place: pathlib.Path) -> None:
         shutil.move(entry, script)
     if code.dependencies:
         library = place / "lib"
-        library.mkdir(exist_ok=True)
+        library.mkdir(exist_ok=True)  # `source_dir` may have one
         code.copy_dependencies(library)

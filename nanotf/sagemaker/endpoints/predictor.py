@@ -205,6 +205,7 @@ class Predictor:
         assert self._endpoint is not None
         endpoint = record.find(self._endpoint.name, self._endpoint.path.parent)
         stamp, found = endpoint.state_stamp(), self._found  # several threads set `_found`
+        # A supervisor that was killed has written no state, but its server has ended with it.
         if found is None or found.stamp != stamp or not found.owner.is_alive():
             state = endpoint.read_state()
             if state.status != record.IN_SERVICE or state.url is None:
@@ -315,6 +316,7 @@ class TensorFlowPredictor(Predictor):
         component_name: str | None = None,
     ) -> Any:
         """Returns the answer to a request, see `Predictor.predict`."""
+        # Joined here: `Predictor.predict` lets its argument replace what `initial_args` has.
         given = custom_attributes or (initial_args or {}).get("CustomAttributes")
         attributes = ",".join(filter(None, [given, *self._attributes]))
         return super().predict(

@@ -136,6 +136,7 @@ class CSVSerializer(SimpleBaseSerializer):
             return data
         if isinstance(data, Mapping) or not hasattr(data, "__len__"):
             raise self._unusable(data, "rows, a text or a file")
+        # As the SDK: a tuple is one row, whatever it holds.
         if len(data) and _is_sequence(data[0]) and not isinstance(data, tuple):
             return "\n".join(self._row(row) for row in data)
         return self._row(data)
@@ -144,7 +145,7 @@ class CSVSerializer(SimpleBaseSerializer):
         if isinstance(row, str):
             return row
         if isinstance(row, np.ndarray):
-            row = row.flatten()
+            row = row.flatten()  # a line has no axes: the values come in C's order
         if not hasattr(row, "__len__"):
             raise self._unusable(row, "rows that are lists or arrays")
         if len(row) == 0:
@@ -157,6 +158,7 @@ class CSVSerializer(SimpleBaseSerializer):
 
 
 def _is_sequence(value: Any) -> bool:
+    # A text is one, too: a list of texts is a list of rows that are ready.
     return hasattr(value, "__iter__") and hasattr(value, "__getitem__")
 
 

@@ -67,6 +67,7 @@ class TensorFlowModel:
         **arguments: Any,
     ) -> None:
         given = names.MODEL.modernize(arguments)
+        # `modernize` has made it of `model_server_workers`.
         workers = given.pop("num_processes", None) if num_processes is None else num_processes
         names.MODEL.check_unknown(given, inspect.signature(TensorFlowModel).parameters)
         self.model_data = os.fspath(model_data)
@@ -79,6 +80,7 @@ class TensorFlowModel:
                 f"source_dir={self.source_dir!r}, dependencies={list(self.dependencies)}, and no "
                 'entry_point. Pass it, such as entry_point="inference.py".'
             )
+        # Processes have variables of text; callers also pass numbers.
         self.env = {str(key): str(value) for key, value in (env or {}).items()}
         self.name = name
         self.endpoint_name: str | None = None
@@ -148,7 +150,7 @@ class TensorFlowModel:
                 environment=self.env,
                 start_seconds=EndpointRequest.start_seconds if timeout is None else timeout,
             )
-            self.endpoint_name = name
+            self.endpoint_name = name  # before the wait: Ctrl-C ends that, but not the endpoint
             if wait:
                 endpoint_start.wait_for_service(endpoint)
         return self._predictor(name, output_path, serializer, deserializer)
@@ -161,6 +163,7 @@ class TensorFlowModel:
         deserializer: Any,
     ) -> Any:
         place: dict[str, Any] = {} if output_path is None else {"output_path": output_path}
+        # As the SDK, a name and a session: a class of the user's need not take more.
         predictor = self._predictor_cls(name, None, **place)
         if serializer is not None:
             predictor.serializer = serializer

@@ -138,7 +138,7 @@ class Transformer:
                         name,
                         self._source,
                         num_processes=self._num_processes,
-                        ports=(0,),
+                        ports=(0,),  # any free one: 8080 is for the user's endpoints
                         environment=self._environment,
                     )
                     stack.callback(_stop, endpoint)
@@ -172,7 +172,7 @@ class Transformer:
                 if parts and (self._is_single or size + len(record) + 1 > self._limit):
                     yield b"\n".join(parts)
                     parts, size = [], 0
-                if record:
+                if record:  # an empty line is none
                     parts.append(record)
                     size += len(record) + 1
         if parts:
@@ -195,6 +195,7 @@ class Transformer:
 
         def ask(body: bytes) -> bytes:
             answer: bytes = predictor.predict(body, given)
+            # An answer may end with a line end already, as CSV does.
             return answer.rstrip(b"\n") + b"\n" if self._is_by_line else answer
 
         waiting: collections.deque[Future[bytes]] = collections.deque()
@@ -207,16 +208,17 @@ class Transformer:
                 while waiting:
                     yield waiting.popleft().result()
             finally:
+                # After an error the end of `with` would wait for requests that nobody needs.
                 threads.shutdown(cancel_futures=True)
 
 
 def _stop(endpoint: EndpointFolder) -> None:
-    if not endpoint.read_state().is_final:
+    if not endpoint.read_state().is_final:  # one that has failed cannot be stopped
         endpoint_start.stop_and_wait(endpoint)
 
 
 def _given(compression: str | None) -> str | None:
-    return None if compression == "None" else compression
+    return None if compression == "None" else compression  # the SDK takes both words
 
 
 def _files(data: str, stack: contextlib.ExitStack) -> tuple[pathlib.Path, Sequence[pathlib.Path]]:

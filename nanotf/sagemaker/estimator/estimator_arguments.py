@@ -110,7 +110,7 @@ def take_checked(given: dict[str, Any]) -> int:
             "`instance_count` must be a whole number of hosts, at least 1. Received: "
             f"instance_count={count!r}."
         )
-    if given.pop("script_mode", None) is False:
+    if given.pop("script_mode", None) is False:  # version 1 then called functions of the script
         raise UnavailableError(
             "nanotf runs scripts in Script Mode. Received: script_mode=False. Let the script train "
             "when it is run as a program, and leave script_mode out."
@@ -123,7 +123,7 @@ def _compare_version(wanted: Any) -> None:
     if wanted is None:
         return
     found = tensorflow_build.installed_packages()
-    minor = str(wanted).split(".")[:2]
+    minor = str(wanted).split(".")[:2]  # "2.15" may be given, too
     if minor not in [text.rpartition(" ")[2].split(".")[:2] for text in found]:
         warn_once(
             "Scripts run with the installed TensorFlow. Received: framework_version=%r; installed: "
@@ -180,6 +180,7 @@ def read_distribution(
     own = _number_of_workers(distribution)
     is_dataparallel = _enabled(parts, "dataparallel") is not None
     if parallel := _enabled(parts, "modelparallel"):
+        # The SDK's name; `nanotf.smp` reads it as SM_HP_MP_PARAMETERS.
         found["mp_parameters"] = parallel.get("parameters", {})
     number = own if mpi is None else mpi.get("processes_per_host")
     if mpi is not None:
@@ -191,6 +192,7 @@ def read_distribution(
     is_smdistributed = is_dataparallel or _enabled(parts, "modelparallel") is not None
     if not found and not is_smdistributed and own is None:
         return DistributionWorkers()
+    # The kind "nanotf" asks for workers of one script, whatever other kinds are beside it.
     are_ranks = own is None and (mpi is not None or is_dataparallel)
     default: int | str = 1 if instance_count > 1 or mpi is not None else AUTO
     if are_ranks and mpi is None and instance_count == 1:

@@ -25,7 +25,7 @@ from nanotf.sagemaker.jobs.metrics import Metric
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.source import SourceCode
 
-_CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"
+_CHECKPOINTS_OF_CONTAINER = "/opt/ml/checkpoints"  # where a script finds a folder of its job anyway
 
 
 class TensorFlow:
@@ -96,6 +96,7 @@ class TensorFlow:
         self.max_run: float | None = given.pop("max_run", None)
         self.metric_definitions = list(given.pop("metric_definitions", None) or ())
         self.distribution = dict(given.pop("distribution", None) or {})
+        # After all that is used was taken out: the rest has no effect, or is misspelled.
         names.NAMES.check_unknown(given, inspect.signature(TensorFlow).parameters)
         names.check_instance_type(self.instance_type)
         self._metrics = tuple(_metric(each) for each in self.metric_definitions)
@@ -135,7 +136,7 @@ class TensorFlow:
         wait: bool = True,
         logs: bool | str = True,
         job_name: str | None = None,
-        experiment_config: Any = None,
+        experiment_config: Any = None,  # the SDK's order: scripts may pass it by position
         run_tensorboard_locally: bool = False,
     ) -> str | None:
         """Runs the script as a job.
@@ -164,6 +165,7 @@ class TensorFlow:
         self.latest_training_job = TrainingJob(job)
         self.jobs.append(self.latest_training_job)
         if run_tensorboard_locally:
+            # On standard error: standard output has the job's log.
             say(f"to follow the job: tensorboard --logdir {shlex.quote(str(job.path))}", sys.stderr)
         return self.latest_training_job.wait(logs=logs) if wait else None
 
@@ -184,6 +186,7 @@ class TensorFlow:
             source=SourceCode(self.entry_point, self.source_dir, self.dependencies),
             hyperparameters=self._all_hyperparameters(name),
             channels=self._channels(inputs),
+            # The argument counts before what `distribution` says.
             num_processes=self._workers.num_processes if number is None else str(number),
             ranks=self._workers.are_ranks,
             instances=self.instance_count,
@@ -288,6 +291,7 @@ class TensorFlow:
         """
         job = self._latest()
         status = job.describe()["TrainingJobStatus"]
+        # A job that was stopped has packed what was saved by then, which need not be a model.
         if status != record.COMPLETED or job.model_data is None:
             lack = "" if status != record.COMPLETED else " and which has saved nothing"
             raise InvalidArgumentError(
@@ -398,6 +402,7 @@ def _divided(
     arguments: Mapping[str, Any], model_name: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of `TensorFlowModel`, and those of its method."""
+    # Under present names first: `model_server_workers` is the SDK's for `num_processes`.
     given = model_arguments.MODEL.modernize(arguments)
     of_model = {name: given.pop(name) for name in list(given) if model_arguments.of_model(name)}
     if model_name is not None:
@@ -424,6 +429,7 @@ def _arguments_of(job: JobFolder) -> dict[str, Any]:
         "entry_point": request.source.script,
         "source_dir": request.source.folder,
         "dependencies": request.source.dependencies,
+        # Without the platform's: `distribution` makes them again.
         "hyperparameters": texts.of_script(values),
         "model_dir": None if "model_dir" in values else False,
         "output_path": request.upload or str(job.path.parent),

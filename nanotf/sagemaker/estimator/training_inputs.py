@@ -11,7 +11,7 @@ from nanotf.errors import InvalidArgumentTypeError, UnavailableError, check_choi
 from nanotf.sagemaker.jobs import data_channels
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 
-DEFAULT_CHANNEL = "training"
+DEFAULT_CHANNEL = "training"  # the SDK's name for the only input
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class TrainingInput:
     def as_channel(self, name: str, input_mode: str) -> DataChannel:
         """Returns the channel of a name, in the estimator's input mode unless it has its own."""
         mode = self.input_mode or input_mode
+        # Here, so that an error has the argument's name: `DataChannel` calls it `mode`.
         check_choice("input_mode", mode, data_channels.MODES)
         return DataChannel(
             name=name,
@@ -71,7 +72,7 @@ class TrainingInput:
             mode=mode,
             content_type=self.content_type,
             distribution=self.distribution or "FullyReplicated",
-            compression=self.compression or "None",
+            compression=self.compression or "None",  # the API's word for none
             wrapping=self.record_wrapping or "None",
             shuffle=None if self.shuffle_config is None else self.shuffle_config.seed,
         )

@@ -61,6 +61,7 @@ class TrainingJob:
         Raises:
             JobError: The job has failed.
         """
+        # Version 2 of the SDK has the words "All" and "None" for True and False.
         shown = logs not in (False, None, "None", "none")
         state = follow.wait(self._folder, following.print_to(sys.stdout) if shown else None)
         if state.status == record.FAILED:
@@ -68,7 +69,7 @@ class TrainingJob:
                 f"The script of a job must end with exit code 0. Received: job {self.name} failed: "
                 f"{state.failure_reason}\nIts folder: {self._folder.path}"
             )
-        if state.status == record.COMPLETED and self.model_data is None:
+        if state.status == record.COMPLETED and self.model_data is None:  # perhaps in `model_dir`
             told = follow.told_of_model(self._folder)
             if told:
                 say(f"job {self.name} completed{told}", sys.stderr)

@@ -17,6 +17,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 
+# RFC 3986, 3.1. A plain path may hold a colon, so both slashes count.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -28,11 +29,12 @@ def local_path(address: str) -> pathlib.Path | None:
     if scheme[1].lower() != "file":
         return None
     parsed = urllib.parse.urlparse(address)
+    # In file://data/train, `data` is a host.
     if parsed.netloc not in ("", "localhost"):
         raise InvalidArgumentError(
             f"A file:// address must hold an absolute path: file:///folder. Received: {address}."
         )
-    return pathlib.Path(urllib.parse.unquote(parsed.path))
+    return pathlib.Path(urllib.parse.unquote(parsed.path))  # as `Path.as_uri` writes it
 
 
 def check(address: str) -> None:
@@ -93,6 +95,7 @@ def download(address: str, folder: pathlib.Path) -> None:
 
 def _fetch(system: Any, path: str, folder: pathlib.Path, address: str) -> None:
     if system.isdir(path):
+        # fsspec: only with a slash at its end, a folder's content is copied, not the folder itself.
         system.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
         return
     parent = path.rstrip("/").rpartition("/")[0]
@@ -107,7 +110,7 @@ def _fetch(system: Any, path: str, folder: pathlib.Path, address: str) -> None:
 
 def _with_prefix(system: Any, parent: str, prefix: str) -> list[str]:
     """Returns the files whose path begins with a prefix."""
-    if prefix.endswith("/") or not parent:
+    if prefix.endswith("/") or not parent:  # a folder or a bucket, neither of them a prefix
         return []
     # Object storage lists by prefix; of a large bucket, nothing else may be listed.
     knows_prefixes = "prefix" in inspect.signature(system.find).parameters

@@ -43,6 +43,7 @@ def model_folders(job: JobFolder, request: JobRequest) -> list[pathlib.Path]:
     folders = [job.tree(host).model for host in request.host_names]
     if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
         return folders
+    # Scripts for local mode of SageMaker's SDK may save in `model_dir` alone.
     folder = model_dir(job, request)
     return [folder] if isinstance(folder, pathlib.Path) and _is_inside(folder, job) else folders
 
@@ -59,7 +60,7 @@ def model_dir(job: JobFolder, request: JobRequest) -> pathlib.Path | str | None:
         return value
     first = job.tree(request.host_names[0])
     path = first.code / value.removeprefix("file://")  # the script's working directory
-    if path.is_relative_to(CONTAINER_BASE):
+    if path.is_relative_to(CONTAINER_BASE):  # a private mount, which this process does not see
         path = first.base / path.relative_to(CONTAINER_BASE)
     return path
 

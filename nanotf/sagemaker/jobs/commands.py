@@ -61,6 +61,7 @@ def begin(
         code = job.tree(host).code
         seen = None if host not in places else Tree(pathlib.Path(CONTAINER_BASE))
         environ = {**os.environ, **variables(job, request, host, counts, seen), **shared}
+        # From the variable, since a script may read that instead: both are the same.
         arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
         program_environ = script_variables.with_present_names(environ | request.environment)
@@ -95,7 +96,7 @@ def variables(
             del found[name]
     return found | {
         "PYTHONPATH": python_path(tree.code, job.aliases),
-        "PYTHONUNBUFFERED": "1",
+        "PYTHONUNBUFFERED": "1",  # into a pipe, Python would hold lines back, and metrics with them
         "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
     }
 
@@ -106,7 +107,7 @@ def run_options(request: JobRequest) -> list[str] | None:
     options += [] if request.num_processes is None else ["-n", request.num_processes]
     if request.hosts is not None:
         options += ["--hosts", request.hosts]
-    return options if options or request.instances > 1 else None
+    return options if options or request.instances > 1 else None  # it joins several hosts
 
 
 def variables_of_hosts(request: JobRequest) -> dict[str, str]:
@@ -126,6 +127,7 @@ def python_path(code: pathlib.Path, aliases: pathlib.Path) -> str:
     """Returns PYTHONPATH of a script: its code, yours, nanotf if it is not installed, aliases."""
     paths = [str(code), os.environ.get("PYTHONPATH", "")]
     here = str(pathlib.Path(nanotf.__file__).resolve().parents[1])
+    # In PYTHONPATH, site-packages would hide what the job's requirements.txt has installed.
     if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         paths.append(here)
-    return os.pathsep.join([*filter(None, paths), str(aliases)])
+    return os.pathsep.join([*filter(None, paths), str(aliases)])  # last: a real package wins

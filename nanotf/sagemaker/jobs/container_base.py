@@ -52,6 +52,7 @@ def prepare(job: JobFolder, request: JobRequest) -> None:
         known = pathlib.Path(_HOSTS).read_text(encoding="utf-8", errors="replace")
         job.names_of_hosts.write_text("\n".join([*lines, known]), encoding="utf-8")
     named = _where_named(job, request)
+    # If mounts are refused, `provided` then yields none, and the script misses nothing.
     if named is None:
         return
     refusal = _hidden(job, request) or _ask_kernel({CONTAINER_BASE: str(job.path)})
@@ -71,6 +72,7 @@ def provided(job: JobFolder, request: JobRequest) -> Iterator[dict[str, dict[str
     """
     places = {host: _places(job, host) for host in request.host_names}
     first = places[request.host_names[0]]
+    # One host tells for all: their places differ only in the folders of this job.
     refusal = _hidden(job, request) or private_mounts.try_out(first)
     if refusal is None:
         yield places
@@ -103,7 +105,7 @@ def _where_named(job: JobFolder, request: JobRequest) -> str | None:
     for folder, _, names in os.walk(job.code):
         for name in sorted(names):
             path = pathlib.Path(folder, name)
-            if path.is_file():
+            if path.is_file():  # a copied link may lead nowhere
                 with path.open("rb") as file:
                     if _NAMED.search(file.read(_CODE_BYTES)):
                         return str(path.relative_to(job.code))
@@ -167,6 +169,7 @@ def _link(base: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Not what somebody has put there since.
         if place.is_symlink() and str(place.readlink()) == base:
             place.unlink()
 

@@ -16,6 +16,7 @@ from nanotf.errors import InvalidArgumentError, check_choice
 from nanotf.sagemaker.jobs import addresses
 from nanotf.sagemaker.jobs.tree import Tree
 
+# The words of `InputDataConfig` in SageMaker's API.
 MODES = ("File", "FastFile", "Pipe")
 DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
 COMPRESSIONS = ("None", "Gzip")
@@ -111,6 +112,7 @@ def _parse(option: str) -> DataChannel:
         )
     # A path may hold commas, so only what looks like one of the known options is taken as one.
     keys = "|".join(_OPTIONS)
+    # The path is matched lazily, else it takes the options, too. It may hold line ends (DOTALL).
     found = re.fullmatch(rf"(.*?)((?:,(?:{keys})=[^,]*)*)", rest, re.DOTALL)
     assert found is not None  # both parts may be empty
     fields: dict[str, Any] = {}
@@ -144,7 +146,7 @@ def provide(channel: DataChannel, tree: Tree, downloads: pathlib.Path) -> pathli
     path = addresses.local_path(channel.source)
     if path is None:
         path = downloads / channel.name
-        if not path.exists():
+        if not path.exists():  # `download` names it when it is whole
             addresses.download(channel.source, path)
     if channel.is_pipe:
         return path
@@ -159,6 +161,7 @@ def provide(channel: DataChannel, tree: Tree, downloads: pathlib.Path) -> pathli
 
 def feeder_arguments(channel: DataChannel, source: pathlib.Path, tree: Tree) -> list[str]:
     """Returns the module that feeds a channel in Pipe mode, and its arguments."""
+    # The public name of `pipes.channel_feeder`: a failure's message shows this command.
     arguments = ["nanotf.data.feed", "--source", str(source)]
     arguments += ["--pipe-dir", str(tree.data), "--channel", channel.name]
     if channel.shuffle is not None:

@@ -47,7 +47,7 @@ def of_script(
     lines = ["ExecuteUserScriptError:", f"ExitCode {exit_code}"]
     if errors is not None:
         lines.append(f'ErrorMessage "{errors}"')
-    if exit_code == _KILLED:
+    if exit_code == _KILLED:  # the signal by which the kernel takes memory back
         lines.append(f'ExtraInfo "{"OutOfMemory: " if lacked_memory else ""}{_KILL}"')
     if host is not None:
         lines.append(f'Host "{host}"')

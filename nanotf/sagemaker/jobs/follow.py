@@ -103,6 +103,7 @@ def describe(job: JobFolder) -> dict[str, Any]:
         "Hosts": request.hosts,
         "Folder": str(job.path),
     }
+    # As boto3, whose answers leave out what is not there.
     return {key: value for key, value in description.items() if value is not None}
 
 
@@ -115,6 +116,7 @@ def model_data(job: JobFolder) -> str | None:
     if not job.model.exists():
         return None
     upload = job.read_request().upload
+    # Until it has arrived, and after a failed upload, it is only here.
     if upload is not None and job.model.name in job.read_state().uploaded:
         return addresses.join(upload, job.name, "output", job.model.name)
     return str(job.model)

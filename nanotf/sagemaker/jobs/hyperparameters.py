@@ -59,7 +59,7 @@ def parse(text: Any) -> Any:
     """Reads one value: JSON, or else the text itself."""
     try:
         return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # the last for a thousand brackets
         return text
 
 
@@ -90,6 +90,7 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 
 def _typed(text: str) -> Any:
     value = parse(text)
+    # True is an int, but `true` is to become a boolean.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return text if is_number and str(value) != text else value
 
@@ -135,6 +136,7 @@ def to_arguments(values: Mapping[str, Any]) -> list[str]:
     arguments = []
     for name in sorted(values):
         dashes = "--" if len(name) > 1 else "-"
+        # An empty name becomes an empty word, as in the toolkit.
         arguments += [f"{dashes}{name}" if name else "", _argument(values[name])]
     return arguments
 
@@ -161,4 +163,4 @@ def warn_of_booleans(values: Mapping[str, Any]) -> None:
         )
 
 
-_BOOLEAN_TEXTS = ("True", "False")
+_BOOLEAN_TEXTS = ("True", "False")  # Python's words, no JSON: -p x=True stays a text

@@ -23,7 +23,7 @@ from nanotf.sagemaker.jobs import hyperparameters as texts
 from nanotf.sagemaker.jobs.tree import Tree
 from nanotf.wire import files
 
-_PLAIN_HOST = "algo-1"
+_PLAIN_HOST = "algo-1"  # SageMaker's name of the first host
 _CHANNEL = "SM_CHANNEL_"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -111,6 +111,7 @@ class Job:
     @property
     def num_cpus(self) -> int:
         """The number of cores that the job may use on this host."""
+        # Under a CPU quota no mask shows a simulated host's part, but the variable has its size.
         return int(os.environ.get("SM_NUM_CPUS") or script_variables.count_cpus())
 
     @property
@@ -199,7 +200,7 @@ def _described(here: Tree, defaults: dict[str, Any], given: dict[str, pathlib.Pa
         name=os.environ.get("TRAINING_JOB_NAME") or None,
         hyperparameters=_typed(texts.of_script(texts.decode(values)), defaults),
         channels=given | found,
-        hosts=sorted(resources["hosts"]),
+        hosts=sorted(resources["hosts"]),  # the first one is the chief: all must agree
         current_host=resources["current_host"],
         _folders=_folders(here.model, here.output_data, here.checkpoints),
         _failure=here.failure,
@@ -226,7 +227,8 @@ def _from_command_line(defaults: Mapping[str, Any], arguments: Sequence[str]) ->
     # No abbreviations: an argument of the script's own may be a prefix of a name.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, prefix_chars="-")
     for name in defaults:
-        dashes = "--" if len(name) > 1 else "-"
+        dashes = "--" if len(name) > 1 else "-"  # as `texts.to_arguments` writes them
+        # SUPPRESS: else an argument that is not given would be None, and hide the default.
         parser.add_argument(f"{dashes}{name}", dest=name, default=argparse.SUPPRESS)
     found, _ = parser.parse_known_args(list(arguments))
     return {name: texts.parse(text) for name, text in vars(found).items()}
@@ -259,6 +261,6 @@ def _convert(name: str, value: Any, default: Any) -> Any:
 
 def _whole(value: Any) -> int:
     number = int(value)
-    if isinstance(value, float) and number != value:
+    if isinstance(value, float) and number != value:  # `int` cuts 2.5 in silence
         raise ValueError(value)
     return number

@@ -49,6 +49,7 @@ def check(request: JobRequest) -> None:
                 f"`{name}` must be a number of seconds above 0. Received: {name}={seconds}."
             )
     for address in (request.checkpoints, request.upload):
+        # A local folder of checkpoints need not exist: the supervisor makes it.
         if address is not None and addresses.local_path(address) is None:
             addresses.check(address)
 
@@ -137,7 +138,7 @@ def _fill(job: JobFolder, request: JobRequest) -> None:
         tree.shared.symlink_to(job.shared_model.parent, target_is_directory=True)
         tree.code.symlink_to(job.code, target_is_directory=True)
         encoded = hyperparameters.encode(values)
-        files.write_json(tree.hyperparameters, encoded, mode=files.PRIVATE)
+        files.write_json(tree.hyperparameters, encoded, mode=files.PRIVATE)  # may hold secrets
         resources = script_variables.resource_config(request.host_names, host)
         files.write_json(tree.resources, resources)
         channels = {channel.name: channel.configuration() for channel in request.channels}

@@ -69,7 +69,7 @@ def shown(line: str) -> str:
             column = 0
         elif part.startswith("\x08"):
             column = max(column - len(part), 0)
-        elif part == "\x1b[K":
+        elif part == "\x1b[K":  # ECMA-48, EL: erases from the cursor to the end of the line
             found = found[:column]
         elif not part.startswith("\x1b"):
             found = found[:column].ljust(column) + part + found[column + len(part) :]
@@ -91,7 +91,7 @@ class Finder:
         line = shown(line)
         for name, expression in self._expressions:
             found = expression.search(line)
-            if found is None or found[1] is None:
+            if found is None or found[1] is None:  # the group may be in a branch that did not match
                 continue
             try:
                 yield name, float(found[1])

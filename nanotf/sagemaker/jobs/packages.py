@@ -28,9 +28,12 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     Raises:
         subprocess.CalledProcessError: pip failed. Its messages are on standard error.
     """
+    # No pip inside, which takes seconds: this Python's installs there by --python (pip 22.3).
     venv.EnvBuilder(system_site_packages=True, with_pip=False).create(folder)
     python = folder / "bin" / "python"
     inside = site_packages(folder)
+    # `system_site_packages` adds those of the base Python. If the launcher runs in a virtual
+    # environment, too, its own are elsewhere.
     # `addsitedir` also reads the .pth files there, which editable installs consist of.
     outside = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []

@@ -55,7 +55,7 @@ def upload(
                 f"The results of a job must reach their address. Received: {address}: "
                 f"{why.rstrip('.')}. They are kept in {source}: copy them from there."
             ) from error
-        yield source.name
+        yield source.name  # recorded by the caller: from now on the address counts
 
 
 def _sent(

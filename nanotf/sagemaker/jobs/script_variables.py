@@ -21,8 +21,8 @@ from nanotf.sagemaker.jobs import hyperparameters
 from nanotf.sagemaker.jobs.tree import BASE_VARIABLE, Tree
 from nanotf.wire import files
 
-GROUP = "homogeneousCluster"
-INTERFACE = "eth0"
+GROUP = "homogeneousCluster"  # SageMaker's name of the group where a job names none
+INTERFACE = "eth0"  # as in a container
 LOG_LEVEL = 20  # logging.INFO
 # One of these hyperparameters makes the current group a group with distribution.
 _DISTRIBUTIONS = (
@@ -52,6 +52,7 @@ def count_gpus() -> int:
         return 0
     command = ["nvidia-smi", "--list-gpus"]
     try:
+        # 30 s: with a broken driver, the command may hang.
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):  # no driver
         return 0
@@ -68,7 +69,7 @@ def resource_config(
         current: this host's name.
         interface: the name of the network interface.
     """
-    hosts = sorted(hosts)
+    hosts = sorted(hosts)  # the first one is the master: all must agree
     group = {"instance_group_name": GROUP, "instance_type": instance_type, "hosts": hosts}
     return {
         "current_host": current,
@@ -96,6 +97,7 @@ def with_present_names(environ: dict[str, str]) -> dict[str, str]:
     SageMaker's documentation names `TF_DISABLE_MKL`, which TensorFlow no longer reads.
     """
     asks = environ.get("TF_DISABLE_MKL", "").lower() in ("1", "true")
+    # In this order: the user's own value of the present name wins.
     return {"TF_ENABLE_ONEDNN_OPTS": "0", **environ} if asks else environ
 
 
@@ -135,6 +137,7 @@ def variables(
     }
 
 
+# Keys of the description whose SM_* variables have the same name and value.
 _PLAIN = (
     "hosts",
     "network_interface_name",
@@ -220,7 +223,7 @@ def _hosts(resources: Mapping[str, Any], framework: Mapping[str, Any]) -> dict[s
     distribution_hosts = [
         host for name in groups if name in distributed for host in groups[name]["hosts"]
     ]
-    if not groups:
+    if not groups:  # a resourceconfig.json from before instance groups
         distribution_hosts = hosts
     master = (distribution_hosts or hosts)[0]
     found = {

@@ -45,6 +45,7 @@ def divide(count: int, workers: int, machine: Machine) -> list[SimulatedHost]:
     if count == 1 or not usable:
         return [SimulatedHost(max(1, len(usable)))] * count
     if count * workers > len(usable):
+        # Each begins where the one before ends, so that all cores have about equally many workers.
         starts = [host * workers for host in range(count)]
         shares = [[usable[(at + n) % len(usable)] for n in range(workers)] for at in starts]
         can_bind = machine.can_pin and not machine.is_quota_limited()
@@ -71,4 +72,5 @@ def bound(part: SimulatedHost) -> Iterator[None]:
     try:
         yield
     finally:
+        # The next host has other cores, and a supervisor packs archives on all of them.
         os.sched_setaffinity(0, before)

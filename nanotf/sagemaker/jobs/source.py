@@ -22,7 +22,7 @@ from nanotf.sagemaker.jobs import addresses
 
 REQUIREMENTS = "requirements.txt"
 _ARCHIVES = (".tar.gz", ".tgz")  # endings of their names
-_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git")  # .git may be large
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class SourceCode:
         if path is None:
             addresses.download(folder, code)
             found = [path for path in code.iterdir() if is_archive(path.name)]
+            # A remote folder may hold archives of its own, which stay packed.
             for archive in found if is_archive(folder) else []:
                 extract(archive, code, "source")
                 archive.unlink()
@@ -136,6 +137,7 @@ def _check_to_the_end(archive: pathlib.Path) -> None:
             # The filter "data" would only strip the slash.
             if pathlib.PurePosixPath(member.name).is_absolute():
                 raise tarfile.TarError(f"the path {member.name} is absolute")
+        # `tar` stops at its own end mark, before the checksum of gzip.
         stream: Any = tar.fileobj
         while stream.read(1 << 20):
             pass
@@ -171,6 +173,7 @@ def command(
     """
     launcher = [python] if run is None else [*nanotf_command(python), "run", *run]
     if not entry.endswith(".py"):
+        # "./": the shell would search PATH for a bare name.
         return ["/bin/sh", "-c", f"./{shlex.join([entry, *arguments])}"]
     if (code / "setup.py").is_file():
         return [*launcher, "-m", entry.removesuffix(".py").replace("/", "."), *arguments]

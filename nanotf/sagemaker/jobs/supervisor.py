@@ -83,6 +83,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
                 pass
             self._finish()
         except BaseException as error:
+            # Before `_fail`, which may wait for room on the disk while they would run on.
             for program in self._programs:
                 program.kill_group()
             is_explained = isinstance(error, NanoError)
@@ -91,7 +92,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
             raise
 
     def _on_signal(self, *_: object) -> None:
-        self._stop_reason = self._stop_reason or record.STOPPED
+        self._stop_reason = self._stop_reason or record.STOPPED  # `max_run` may be over already
         # An exception ends a download or pip at once. Scripts are ended by `_watch`, which waits.
         if self._is_stoppable:
             self._is_stoppable = False  # once
@@ -152,6 +153,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
                 functools.partial(self._provide_checkpoints, tree.checkpoints),
             )
         requirements = self._job.code / source.REQUIREMENTS
+        # As the toolkit: a shell script installs what it needs by itself.
         if self._request.source.entry.endswith(".py") and requirements.is_file():
             return packages.install(requirements, self._job.path / "packages")
         return sys.executable
@@ -184,7 +186,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
                     self._programs.append(program)
                     output.add(program)
                 self._watch(output)
-                guard.dismiss()
+                guard.dismiss()  # not after an exception: then the guard kills what is left
                 output.drain()
         finally:
             self._logs.close()
@@ -192,11 +194,12 @@ class JobSupervisor(DetachedSupervisor[JobState]):
     def _watch(self, output: processes.Output) -> None:
         """Reads output until all scripts have ended; stops them at a signal or a deadline."""
         scripts = [program for program in self._programs if not program.is_helper]
+        # `killed_at`: the moment to come at which scripts that were asked to end are killed.
         started, killed_at, is_killed = time.monotonic(), None, False
         limit = self._request.max_run
         deadline = None if limit is None else started + limit
         while any(script.is_running for script in scripts):
-            # After the last output, nothing ends the wait when a script ends.
+            # After the last output only a signal (SIGCHLD) ends the wait, so it is kept short.
             output.read(_PAUSE if output.is_open else 0.05)
             self._catch_up()
             moment = time.monotonic()
@@ -295,6 +298,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
                 for name in results.upload(self._job, self._request, checkpoints, self._with_room):
                     self._become(uploaded=[*self._state.uploaded, name])
         except _Stop:
+            # The final status tells of the stop, and `uploaded` of what had arrived.
             return None
         except JobError as error:
             traceback.print_exc()  # the reason may have no room for it

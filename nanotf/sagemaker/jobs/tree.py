@@ -102,6 +102,7 @@ class Tree:
 
     def make(self) -> None:
         """Creates the folders that a script may write to, and those of its input."""
+        # Not `code`, `shared` and `checkpoints`: these become links to what all hosts share.
         for folder in (
             self.config,
             self.data,

@@ -116,6 +116,7 @@ def feed(what: Feed) -> None:
     what.files(0)  # a source without files is rejected before anything is made
     what.pipe_dir.mkdir(parents=True, exist_ok=True)
     last = None if what.epochs is None else what.epochs - 1
+    # In this order: the FIFOs are removed before another feeder may make its own.
     with _sole_feeder(what), contextlib.ExitStack() as made:
         _make_pipe(what, 0, made)
         for epoch in itertools.count():
@@ -168,8 +169,9 @@ def _write_all(pipe: IO[bytes], data: bytes) -> None:
 
 def as_record(source: IO[bytes]) -> Iterator[bytes]:
     """Yields a file's content as the bytes of one RecordIO record, of several parts if need be."""
+    # Whole: the header in front holds the length, and a flag tells if another part follows.
     payload = source.read()
-    starts = range(0, max(1, len(payload)), MAX_PART)
+    starts = range(0, max(1, len(payload)), MAX_PART)  # an empty file is a record, too
     for start in starts:
         part = payload[start : start + MAX_PART]
         flag = _FLAGS[start == starts[0], start == starts[-1]]

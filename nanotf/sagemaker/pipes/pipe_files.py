@@ -155,7 +155,7 @@ def await_data(path: str, fd: int, seconds: float, received: int) -> None:
         RecordError: The time is over.
     """
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, select.POLLIN)  # the kernel always reports POLLHUP, too
     if not poll.poll(seconds * 1000):
         raise RecordError(
             f"The writer of {path} must write or close it. Received: nothing for {seconds:.0f} s "

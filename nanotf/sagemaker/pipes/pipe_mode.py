@@ -105,7 +105,7 @@ def read(
     import numpy as np
 
     fd = pipe_files.open_pipe(path)
-    began, printed = time.monotonic(), 0
+    began, printed = time.monotonic(), 0  # the wait for the writer does not count
     try:
         reader = RecordReader(str(path), fd, record_format, max_corrupted_records_to_skip)
         for records in reader.batches():
@@ -114,6 +114,7 @@ def read(
             array[:] = records
             yield array
             if interval and reader.records // interval > printed:
+                # An array may pass several multiples of the interval: one line tells them.
                 printed = reader.records // interval
                 _print_speed(path, reader, began)
         if interval is not None:

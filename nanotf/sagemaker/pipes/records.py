@@ -24,7 +24,7 @@ from nanotf.errors import InvalidArgumentError, RecordError, check_choice
 from nanotf.sagemaker.pipes.pipe_files import STALL_SECONDS, await_data
 
 BUFFER_BYTES = 1 << 20  # also the size of the pipe, where the kernel allows it
-RECORDS_AT_ONCE = 4096
+RECORDS_AT_ONCE = 4096  # 64 KiB of offsets, `_spans`
 
 # The enums NanotfRecordFormat and NanotfRecordFault of records.h.
 FORMATS = {"RecordIO": 0, "TFRecord": 1, "TextLine": 2}
@@ -104,9 +104,10 @@ class RecordReader:
         Returns:
             Begin and end of each record, one after the other.
         """
-        self._scan.limit = self._limit - self.skipped
+        self._scan.limit = self._limit - self.skipped  # how many more may be skipped
         native_library.load().nanotf_scan_records(
             FORMATS[self._format],
+            # No copy: the scanner moves the parts of a record together where they are.
             (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer),
             self._filled,
             self._spans,
@@ -124,6 +125,7 @@ class RecordReader:
     def _fill(self) -> bool:
         """Reads what there is, at least a byte; returns False at the end of the stream."""
         if self._filled == len(self._buffer):  # one record, not yet complete, fills it
+            # Doubled, so that a record of any size costs a few copies.
             self._buffer = self._buffer + bytes(len(self._buffer))
         await_data(self._path, self._fd, self._stall_seconds, self.bytes)
         with memoryview(self._buffer) as view:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# In lower case, as a `Request` has the names of headers.
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 TARGET = "x-amzn-sagemaker-target-model"
 

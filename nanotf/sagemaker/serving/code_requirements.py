@@ -46,6 +46,7 @@ def prepare(code: pathlib.Path, *, allowed: bool) -> None:
 def _install(requirements: pathlib.Path, folder: pathlib.Path) -> None:
     part = folder.with_name(f"{folder.name}.part")
     try:
+        # Of an install that was cut short, and of an earlier start: the file may have changed.
         for old in (part, folder):
             shutil.rmtree(old, ignore_errors=True)
         packages.install(requirements, part)

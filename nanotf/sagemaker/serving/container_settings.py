@@ -100,9 +100,10 @@ def _batches(given: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Returns the rows of a batch and of the queue."""
     size = _number(given, "SAGEMAKER_TFS_MAX_BATCH_SIZE") or _BATCH
     waiting = _number(given, "SAGEMAKER_TFS_MAX_ENQUEUED_BATCHES")
+    # After both are read: a wrong number is refused even where it does not count.
     if not _boolean(given, "SAGEMAKER_TFS_ENABLE_BATCHING"):
         return None, None
-    return size, waiting and waiting * size
+    return size, waiting and waiting * size  # the variable counts batches, the queue rows
 
 
 def _boolean(given: Mapping[str, str], name: str) -> bool:
@@ -118,6 +119,7 @@ def _number(
     text = given.get(name)
     if text is None:
         return None
+    # `int` would also take "+8", "1_000" and the digits of other scripts.
     number = int(text) if text.isascii() and text.isdigit() else -1
     if number < least or (most is not None and number > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"

@@ -57,6 +57,7 @@ def read_csv(text: str, spec: TensorSpec) -> Array:
 
 def _lines(text: str) -> list[list[str]]:
     try:
+        # newline="": `csv` finds the line ends, which cells in quotes may hold.
         lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
     except csv.Error as error:
         raise Refusal(400, f"The body must be CSV: {error}") from None
@@ -71,6 +72,7 @@ def _reader(dtype: str) -> Callable[[str], Any]:
     kind = _kind(dtype)
     if kind == "b":
         return lambda cell: _BOOLEANS[cell.strip().lower()]
+    # As floats, whole numbers above 2**53 would lose digits.
     return lambda cell: _number(cell, int if kind in "iu" else float)
 
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from nanotf.sagemaker.serving.worker_models import WorkerModels
 
-_ROOTS = ("ping", "invocations", "models")
+_ROOTS = ("ping", "invocations", "models")  # other paths are another interface's
 _METHODS = ("predict", "classify", "regress")
-MOST = 100 * 2**20
+MOST = 100 * 2**20  # bytes, as SAGEMAKER_MAX_PAYLOAD_IN_MB if it is not set
 
 
 class Invocations(Interface):
@@ -143,7 +143,7 @@ class Invocations(Interface):
 def _target(headers: Mapping[str, str], server: ServerState) -> str:
     """Returns the model that the header for it names: SageMaker's clients name the model's file."""
     named = headers.get(TARGET, "")
-    if named in server.models():
+    if named in server.models():  # a model's own name may end like a file's
         return named
     return next((named.removesuffix(e) for e in FILE_ENDINGS if named.endswith(e)), named)
 
@@ -171,6 +171,7 @@ def _routed(
             400, f"tfs-method must be one of {', '.join(_METHODS)}. Received: {verb!r:.200}."
         )
     version = _version(given)
+    # `HandlerCode` finds the model's name in this header, also one that the path has.
     about = {**headers, TARGET: named} if named else dict(headers)
     return RoutedRequest(Request(Invocations.name, verb, body, about), model, version)
 
@@ -179,6 +180,7 @@ def _version(given: Mapping[str, str]) -> int | None:
     text = given.get("tfs-model-version")
     if text is None:
         return None
+    # 20 digits hold any number of 64 bits; `int` refuses a text of thousands.
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise Refusal(400, f"tfs-model-version must be a number. Received: {text!r:.200}.")
     return int(text)

@@ -123,7 +123,7 @@ class LocalRest:
                 return computed(interface, found.request, model)
         except Refusal as refusal:
             return interface.refuse(refusal)
-        except NanoError as error:
+        except NanoError as error:  # an input that does not fit the model
             return interface.refuse(Refusal(400, str(error)))
         except Exception as error:
             logger.error("A prediction for a model's code failed.", exc_info=True)
@@ -151,6 +151,7 @@ def computed(interface: Interface, request: Request, model: ServedModel) -> Resp
 
 
 def _start(rest: LocalRest, most: int) -> http.server.ThreadingHTTPServer:
+    # `http.server` makes the handlers itself, from a class, which therefore holds the settings.
     class RestHandler(_RestHandler):
         local_rest, largest = rest, most
 
@@ -178,6 +179,7 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         length = self.headers.get("Content-Length", "0")
+        # `http.server` decodes no chunks.
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
             self.send_error(411)  # closes the connection
             return

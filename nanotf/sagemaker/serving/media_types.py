@@ -20,6 +20,7 @@ def content_type(header: str | None) -> tuple[str, str]:
 
     The type is empty for a header that is missing or malformed.
     """
+    # `email` reads parameters, which may be in quotes.
     message = Message()
     message["Content-Type"] = header or ""
     found = (header or "").partition(";")[0].strip().lower()
@@ -63,10 +64,11 @@ def _by_preference(accept: str) -> list[str]:
         weights = [part.removeprefix("q=") for part in parameters if part.startswith("q=")]
         try:
             weight = float(weights[0]) if weights else 1.0
-        except ValueError:
+        except ValueError:  # a weight that is no number: the other types still count
             continue
         if wanted and weight > 0:
             found.append((weight, wanted))
+    # Types of equal weight keep their order: `sorted` is stable.
     return [wanted for _, wanted in sorted(found, key=lambda each: -each[0])]
 
 

@@ -100,7 +100,7 @@ def decode(request: Request, model: ServedModel, accept: str, most: int) -> Deco
         return dataclasses.replace(decoded, form=BodyForm(accept, decoded.form))
     if kind not in (media_types.CSV, media_types.NPY, media_types.NPZ):
         raise media_types.unsupported(kind)
-    if request.verb != "predict":
+    if request.verb != "predict":  # the others need examples, which JSON alone can hold
         raise Refusal(400, f"tfs-method={request.verb} needs a body of application/json.")
     signature = model.signatures.get(DEFAULT)
     if signature is None:

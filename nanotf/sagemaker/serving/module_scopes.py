@@ -86,7 +86,7 @@ class ModuleScopes:
         self._scopes.clear()
 
     def _activate(self, scope: _Scope) -> None:
-        if self._active is scope:
+        if self._active is scope:  # the common case: one model, or one folder for all
             return
         if self._active:
             self._active.leave()

@@ -22,6 +22,7 @@ from nanotf.serving.interface import Refusal
 Array = np.ndarray[Any, Any]
 
 _SUFFIX = ".npy"  # of a member of an npz
+# Version 3 differs only in the names of fields, and no input of a model has fields.
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 # What `numpy.lib.format` raises for a header that is none: it parses Python's literals.
 _NO_HEADER = (
@@ -169,9 +170,10 @@ def dense(arrays: Mapping[str, Array], most: int) -> Array:
         at = _places(kind, arrays, (rows, columns))
         if any(each.shape != data.shape or data.ndim != 1 for each in at):
             raise ValueError("its lengths do not fit.")
+        # NumPy would count a negative place from the end.
         if any(len(each) and each.min() < 0 for each in at):
             raise IndexError("a place is negative.")
-        np.add.at(found, at, data)
+        np.add.at(found, at, data)  # a place may come twice: its values add up, as in SciPy
     except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise Refusal(
             400, f"The npz file holds no sparse matrix that can be used: {error}"
@@ -201,7 +203,8 @@ def _text(array: Array) -> Any:
 def _without_objects(array: Array) -> Array:
     if not array.dtype.hasobject:
         return array
-    # Only outputs of text are arrays of objects. `S` would drop zero bytes at a text's end.
+    # Only outputs of text are arrays of objects. Zero bytes at a text's end are written, but a
+    # reader cannot tell them from those that fill up shorter texts.
     values = [each if isinstance(each, bytes) else str(each).encode() for each in array.flat]
     width = max(map(len, values), default=1) or 1
     texts: Array = np.array(values, f"S{width}").reshape(array.shape)

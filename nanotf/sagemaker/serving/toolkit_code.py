@@ -154,6 +154,7 @@ class ToolkitCode(ModelCode):
     def decode(self, request: Request) -> Decoded:
         """See `Interface.decode`."""
         headers = request.headers
+        # `output_fn` may write types of its own, which `answer_type` would refuse.
         accept = headers.get("accept") if "output_fn" not in self._functions else None
         kind = media_types.answer_type(accept, self.rules.accept)
         if "input_fn" in self._functions:
@@ -238,7 +239,7 @@ def _with_context(
     if _parameters(function) == arguments:
         return function
 
-    @functools.wraps(function)
+    @functools.wraps(function)  # `call` logs its name
     def bound(*values: Any) -> Any:
         return function(*values, context)
 

@@ -19,6 +19,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
+        # What `model_fn` has returned may be an object without a name.
         name = getattr(function, "__name__", type(function).__name__)
         logger.error("%s of the model's code raised an exception.", name, exc_info=True)
         raise Refusal(500, str(error)) from None

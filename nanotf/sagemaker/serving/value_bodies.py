@@ -17,7 +17,7 @@ from nanotf.sagemaker.serving import csv_bodies, media_types, model_bodies, nump
 from nanotf.serving.interface import JSON, Refusal
 from nanotf.serving.json_text import parse
 
-_NUMBERS = TensorSpec("data", "float64", None)
+_NUMBERS = TensorSpec("data", "float64", None)  # of CSV, since no signature tells a type
 
 
 def read(body: bytes, header: str | None, most: int) -> Any:

@@ -41,6 +41,7 @@ class WorkerModels:
         if model.code is None:
             return ModelCode(model, self._rules)
         module = self._scopes.load(model.code)
+        # First: a script for SageMaker's TensorFlow containers has this form, whatever else it has.
         if HandlerCode.is_in(module):
             return HandlerCode(module, model, self._rules, self._rest)
         return ToolkitCode(module, model, self._rules)
