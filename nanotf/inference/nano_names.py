@@ -105,15 +105,17 @@ class InferenceOptimizer:
         if validation_data is not None:
             x, y = _pair(validation_data)
         methods = _methods(includes, excludes)
+        # Arguments are checked before the search, which takes minutes.
         function = _metric(metric)
         options = SearchOptions(
             threads=usable_cores() if thread_num is None else thread_num,
-            batch_sizes=(batch_size,),
+            batch_sizes=(batch_size,),  # BigDL-Nano measures one size
             metric=function,
+            # BigDL-Nano takes labels without a metric; `SearchOptions` refuses them.
             y=None if function is None else y,
             metric_loss=math.inf,  # `get_best_model` has the criterion
             higher_is_better=direction == "max",
-            verbose="auto" if logging else 0,
+            verbose="auto" if logging else 0,  # the table is printed in any case
         )
         result = optimizing.search(model, x, [METHODS[name] for name in methods], options)
         self._result = result
@@ -157,6 +159,7 @@ class InferenceOptimizer:
         check_choice_or_none("accelerator", accelerator, ACCELERATORS[1:])
         chosen, loss = _precision(precision), _relative(accuracy_criterion)
         found = self._found().best_candidate(engine=accelerator, precision=chosen, metric_loss=loss)
+        # BigDL-Nano returns the method's name beside the model.
         name = next(name for name, each in self.optimized_model_dict.items() if each is found)
         return self.get_model(name), name
 
@@ -307,6 +310,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in _OTHERS:
             raise TypeError(f"InferenceOptimizer got an unexpected argument {name!r}")
+        # The values of BigDL-Nano's defaults change nothing: None, and "CPU" as `device`.
         if value is not None and value != "CPU":
             raise _meaningless(name, value, _OTHERS[name])
 
@@ -323,7 +327,7 @@ def _methods(includes: Iterable[str] | None, excludes: Iterable[str] | None) -> 
         check_choice("includes or excludes", name, known)
     wanted = [name for name in known if METHODS[name][1] == F32] if includes is None else includes
     chosen = {ORIGINAL, *wanted} - set(excludes or ())  # BigDL-Nano always tries it
-    return [name for name in known if name in chosen]
+    return [name for name in known if name in chosen]  # simple ones first, which win ties
 
 
 def _pair(validation_data: Any) -> tuple[Any, Any]:
