@@ -144,7 +144,7 @@ def _limited(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the worker goes on to send the result
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the worker has yet to send the result
 
 
 @contextlib.contextmanager

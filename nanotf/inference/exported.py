@@ -130,7 +130,8 @@ def _export_keras(model: Any, folder: pathlib.Path, rows: Any) -> Exported:
     # `add_endpoint` takes a `tf.function` only if it was traced before.
     serve.get_concrete_function(specs)
     archive = tf.keras.export.ExportArchive()
-    archive.track(model)  # Keras finds an endpoint's variables by itself, not the tables of text layers
+    # Keras finds an endpoint's variables by itself, not the tables of text layers.
+    archive.track(model)
     archive.add_endpoint(DEFAULT, serve)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it has written
         archive.write_out(str(folder))

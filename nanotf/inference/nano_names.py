@@ -347,7 +347,7 @@ def _metric(metric: Any) -> Any:
         return metric
 
     def measured(y: Any, outputs: Any) -> float:
-        metric.reset_state()
+        metric.reset_state()  # one object measures all candidates
         metric.update_state(y, outputs)
         return float(metric.result())
 
@@ -370,6 +370,7 @@ def _precision(precision: str | None) -> str | None:
 
 def _relative(criterion: Any) -> float | None:
     if isinstance(criterion, Mapping):
+        # "absolute" is refused: limits are relative here. `optimize` has got the direction.
         if set(criterion) - {"higher_is_better"} != {"relative"}:
             raise InvalidArgumentError(
                 "`accuracy_criterion` must be a number or have the key 'relative'. Received: "

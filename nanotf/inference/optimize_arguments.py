@@ -109,7 +109,7 @@ def _check_sizes(batch_sizes: Any) -> tuple[int, ...]:
             "`batch_sizes` must have an element. Received: none. Pass the numbers of rows that the "
             "model will get at once."
         )
-    return tuple(sorted(set(found)))  # a size twice would be measured twice, for one column
+    return tuple(sorted(set(found)))  # a size given twice would be measured twice
 
 
 def _check_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> None:

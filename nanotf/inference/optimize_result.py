@@ -256,7 +256,7 @@ def loss_of(metric: float, expected: float, higher_is_better: bool) -> float:
     Not a number is infinitely worse.
     """
     lost = expected - metric if higher_is_better else metric - expected
-    if math.isnan(lost):  # it would be below every limit
+    if math.isnan(lost):  # as a NaN, it would be above no limit
         return math.inf
     return lost / abs(expected) if expected else math.copysign(math.inf, lost) if lost else 0.0
 

@@ -63,6 +63,7 @@ class Program:
         # Before the files are read: workers then refuse a program that has replaced them meanwhile.
         self.state = program_folder.state_of(folder)
         known = self._together or {}
+        # An empty reason is a proof; a missing one is not: nobody has looked yet.
         apart = [name for name in self.signatures if known.get(name) == ""]
         self._runner = engine.load(files, self.signatures, threads, self.precision, apart)
 

@@ -23,7 +23,7 @@ from nanotf.inference.engines.inference_engine import (
 )
 from nanotf.inference.signature import Signature
 
-_EXACT = 1 << 24  # a float32 has 24 bits for the digits of a number
+_EXACT = 1 << 24  # the significand of a float32 has 24 bits
 _WIDE = 4  # bytes; narrower integers have no such numbers
 _FILE = "model.xml"  # and model.bin, the weights
 _EXTRA, _MODULE = "openvino", "openvino"
