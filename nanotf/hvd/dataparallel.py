@@ -34,7 +34,6 @@ __all__ = [
 class ReduceOp:
     """The reductions, as values of the argument `op`."""
 
-    # The same objects: `chosen` takes either name.
     AVERAGE, SUM, MIN, MAX = Average, Sum, Min, Max
 
 

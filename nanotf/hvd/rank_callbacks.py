@@ -117,7 +117,6 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._momentum: Any = None  # to restore after the batch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # Once for each `fit`, before the first multiplication.
         if self._takes_optimizers_rate:
             self.initial_lr = float(self.model.optimizer.learning_rate)
         if not self.staircase and not self.steps_per_epoch:
@@ -204,7 +203,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             # Rates at the end of an epoch are round numbers.
             done = epoch + 1.0 / self.steps_per_epoch
             size = rank_facts.size()
-            # From 1 / size to 1, in a straight line.
             return 1.0 / size * (done * (size - 1) / warmup_epochs + 1)
 
         super().__init__(

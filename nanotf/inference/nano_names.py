@@ -105,7 +105,6 @@ class InferenceOptimizer:
         if validation_data is not None:
             x, y = _pair(validation_data)
         methods = _methods(includes, excludes)
-        # Arguments are checked before the search, which takes minutes.
         function = _metric(metric)
         options = SearchOptions(
             threads=usable_cores() if thread_num is None else thread_num,
@@ -159,7 +158,6 @@ class InferenceOptimizer:
         check_choice_or_none("accelerator", accelerator, ACCELERATORS[1:])
         chosen, loss = _precision(precision), _relative(accuracy_criterion)
         found = self._found().best_candidate(engine=accelerator, precision=chosen, metric_loss=loss)
-        # BigDL-Nano returns the method's name beside the model.
         name = next(name for name, each in self.optimized_model_dict.items() if each is found)
         return self.get_model(name), name
 

@@ -328,7 +328,7 @@ def _kept(signatures: dict[str, Signature], engine: InferenceEngine) -> dict[str
             f"The engine {engine.name!r} converts the signature {DEFAULT}. Received: a SavedModel "
             f"with {', '.join(signatures) or 'none'}. Choose engine={TENSORFLOW!r}."
         )
-    return {DEFAULT: signatures[DEFAULT]}  # a program does not promise what its engine has not
+    return {DEFAULT: signatures[DEFAULT]}
 
 
 def _inputs_of(found: Exported) -> Any:

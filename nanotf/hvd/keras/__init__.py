@@ -110,7 +110,6 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Args:
         value, name: as `tensor` and `name` of `nanotf.hvd.allgather`.
     """
-    # `name` is for Horovod's timeline; here it has no use.
     return tensor_exchange.allgather(value)
 
 
