@@ -31,6 +31,7 @@ class GradientRule:
     @_unconverted
     def reduce(self, grads: Sequence[Any]) -> list[Any]:
         """Reduces gradients over ranks, dense ones of a dtype in one exchange."""
+        # So the result is the same, while a float16 sum of many ranks does not overflow.
         after = 1.0 / self.before
         found: list[Any] = reduce_all(
             grads, self.op, self.compression, self.sparse_as_dense, self.before, after
@@ -53,6 +54,7 @@ def rule(
     """
     rank_facts.check_process_set(process_set)
     reduction = chosen(op)
+    # Horovod refuses it as well: only a mean has a division to move.
     if gradient_predivide_factor != 1.0 and reduction is not Average:
         raise InvalidArgumentError(
             "gradient_predivide_factor is for op=hvd.Average. Received: "
@@ -61,6 +63,7 @@ def rule(
     return GradientRule(reduction, compression, sparse_as_dense, 1.0 / gradient_predivide_factor)
 
 
+# A subclass for `isinstance` alone: the methods are the inner tape's, which records.
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
     """A tape whose `gradient` reduces what it returns over all ranks.
 
@@ -96,7 +99,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         process_set: Any = None,
         scale_local_gradients: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__()  # it records nothing; the attributes of a tape must exist
         self._nanotf_inner = gradtape
         self._nanotf_rule = rule(
             op, compression, sparse_as_dense, gradient_predivide_factor, process_set
@@ -141,8 +144,9 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         Args:
             target, sources, output_gradients, **kwargs: as for `tf.GradientTape.gradient`.
         """
+        # Once for each call, also of a persistent tape: all ranks must call it as often.
         grads = self._nanotf_inner.gradient(target, sources, output_gradients, **kwargs)
-        flat = tf.nest.flatten(grads)
+        flat = tf.nest.flatten(grads)  # None and `tf.IndexedSlices` are leaves
         return tf.nest.pack_sequence_as(grads, self._nanotf_rule.reduce(flat))
 
 
@@ -181,6 +185,7 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01 * hvd.size()))
         >>> model.compile(optimizer, "mse")
     """
+    # An optimizer of TensorFlow 1 has another update, in which nothing would be reduced.
     if not isinstance(optimizer, keras_optimizers.optimizer_classes()):
         raise InvalidArgumentTypeError(
             "hvd.DistributedOptimizer takes an optimizer of tf.keras. Received: "
@@ -192,6 +197,7 @@ def DistributedOptimizer(
             "backward_passes_per_step must be at least 1. Received: "
             f"backward_passes_per_step={backward_passes_per_step!r}."
         )
+    # Before the early return below: wrong arguments raise for a wrapped optimizer, too.
     found = rule(op, compression, sparse_as_dense, gradient_predivide_factor, process_set)
     if hasattr(optimizer, loss_scales.REDUCES):  # wrapped already: nothing is reduced twice
         return optimizer
@@ -210,41 +216,48 @@ def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
         change: see `Generation.updating`.
     """
     cls = type(optimizer)
+    # The object itself stays: a compiled model, or the user's variable, has it already.
     body = generation().updating(cls, change)
     # The module and the name are those of Keras's class, as which it is saved.
     body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     object.__setattr__(optimizer, "__class__", type(cls.__name__, (cls,), body))
-    object.__setattr__(optimizer, loss_scales.REDUCES, True)
+    object.__setattr__(optimizer, loss_scales.REDUCES, True)  # Keras's own would track the value
     return optimizer
 
 
 def _every(passes: int, averages: bool, found: GradientRule) -> Any:
     """Returns a change that adds up gradients, and reduces and applies them every few passes."""
+    # Of the optimizer that this change is for, made when its first gradients come.
     sums: list[Any] = []  # by variable
     counts: list[Any] = []  # one variable: passes since the last update
 
     @_unconverted
     def change(optimizer: Any, apply: Any, grads: list[Any], variables: list[Any]) -> Any:
         if not counts:
+            # Outside a `tf.function` that is traced now: its next trace uses them as well.
             with tf.init_scope():
                 like = [keras_common.tf_variable(v) for v in variables]
                 sums.extend(tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in like)
                 counts.append(tf.Variable(0, trainable=False))
+        # A variable without a gradient in this step keeps none: Keras skips it, or warns.
         given = [place for place, grad in enumerate(grads) if grad is not None]
         for place in given:
+            # Sparse gradients become dense: slices of several passes have other rows.
             sums[place].assign_add(tf.convert_to_tensor(grads[place]))
 
         def update() -> Any:
             total = [sums[i].read_value() if i in given else None for i in range(len(grads))]
             if averages:
                 total = [None if t is None else t / tf.cast(passes, t.dtype) for t in total]
+            # All ranks count alike, so that all of them come here in the same pass.
             apply(found.reduce(total))
             for place in given:
                 sums[place].assign(tf.zeros_like(sums[place]))
             return counts[0].assign(0)
 
         count = counts[0].assign_add(1)
+        # In the graph, not in Python: a step is traced once, and counts each time that it runs.
         tf.cond(count >= passes, update, lambda: tf.identity(count))
-        return optimizer.iterations
+        return optimizer.iterations  # as Keras 2's `apply_gradients` does
 
     return change

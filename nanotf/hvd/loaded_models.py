@@ -30,8 +30,10 @@ def load_model(
     Returns:
         The model. On rank 0 or on all ranks, as the script likes: wrapping communicates nothing.
     """
+    # A wrapped optimizer was saved by its own class's name: no class of Horovod's is needed.
     objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
     model = tf.keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:
+        # Changes the object in place: the model keeps its optimizer, with the state that was saved.
         DistributedOptimizer(model.optimizer, compression=compression)
     return model

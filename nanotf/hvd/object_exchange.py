@@ -36,8 +36,9 @@ def broadcast_variables(
     found = [keras_common.tf_variable(v) for v in variables]
     if rank_facts.size() == 1:
         return
-    for dtype in dict.fromkeys(v.dtype for v in found):
+    for dtype in dict.fromkeys(v.dtype for v in found):  # in the order that all ranks share
         mine = [v for v in found if v.dtype == dtype]
+        # One exchange takes less time than one for each small variable.
         flat = tf.concat([tf.reshape(v, [-1]) for v in mine], axis=0)
         parts = tf.split(from_root(flat, root), [v.shape.num_elements() for v in mine])
         for variable, part in zip(mine, parts, strict=True):
@@ -90,9 +91,11 @@ def broadcast_object(
     if rank_facts.size() == 1:
         return obj
     is_root = rank_facts.rank() == root
-    data = _bytes_of(obj) if is_root else np.empty(0, np.uint8)
+    data = _bytes_of(obj) if is_root else np.empty(0, np.uint8)  # others need not be picklable
+    # First the length: a broadcast needs arrays of one shape on all ranks.
     length = int(from_root(tf.constant(data.size, tf.int64), root))
     data = from_root(tf.constant(data if is_root else np.zeros(length, np.uint8)), root).numpy()
+    # The root keeps its own object, as in Horovod.
     return obj if is_root else pickle.loads(data.tobytes())
 
 
@@ -110,6 +113,7 @@ def allgather_object(
     """
     rank_facts.check_process_set(process_set)
     data = _bytes_of(obj)
+    # Where the bytes of each rank end. Ranks that have joined are in neither gather.
     ends = np.cumsum(gather_rows(tf.constant([data.size], tf.int64)).numpy())
     whole = gather_rows(tf.constant(data)).numpy()
     return [pickle.loads(part.tobytes()) for part in np.split(whole, ends[:-1])]
@@ -131,4 +135,5 @@ def join(device: str = "") -> int:
     Raises:
         CollectiveError: Another rank makes a broadcast or an `alltoall` meanwhile, or has ended.
     """
+    # A key of its own: the other ranks' next collective is not the one that ends the wait.
     return 0 if rank_facts.size() == 1 else this_rank.group().join(this_rank.JOIN_KEY)

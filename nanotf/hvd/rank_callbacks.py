@@ -37,6 +37,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Keras makes an optimizer's slots, and a model without a known input, in the first batch.
         if not self._is_done:
             self._broadcast()
             self._is_done = True
@@ -44,9 +45,11 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _broadcast(self) -> None:
         if not self.model.built:  # Keras 2 raises if asked for its variables
             return
+        # In one order on all ranks, since they build the same model.
         found = [keras_common.tf_variable(v) for v in self.model.variables]
         for optimizer in keras_optimizers.optimizers_of(self.model):
             found += keras_optimizers.optimizer_variables(optimizer)
+        # The group moves numbers alone; a layer's vocabulary is part of the script.
         new = [v for v in found if id(v) not in self._known and v.dtype != tf.string]
         self._known |= {id(v) for v in new}
         broadcast_variables(new, self.root_rank)
@@ -63,10 +66,13 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The order of `logs` may differ between ranks; the names may not.
         names = sorted(logs or {})
         if names:
+            # float64 has all digits of the numbers in `logs`.
             values = [tf.constant(float(logs[name]), tf.float64) for name in names]
             for name, value in zip(names, reduce_all(values, Average), strict=True):
+                # Keras passes the same dict to the callbacks after this one.
                 logs[name] = float(value)
 
 
@@ -98,7 +104,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
     ) -> None:
         super().__init__()
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
-        self._takes_optimizers_rate = initial_lr is None
+        self._takes_optimizers_rate = initial_lr is None  # read again by each `fit`
         # As in Horovod: a number applies as it is, from `start_epoch` on.
         is_function = callable(multiplier)
         self.staircase = staircase if is_function else True
@@ -107,13 +113,14 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         )
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.current_epoch = 0
+        self.current_epoch = 0  # `on_train_batch_begin` is told the batch alone
         self._momentum: Any = None  # to restore after the batch
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._takes_optimizers_rate:
             self.initial_lr = float(self.model.optimizer.learning_rate)
         if not self.staircase and not self.steps_per_epoch:
+            # Keras knows it before the first epoch only for data of known length.
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise InvalidArgumentError(
@@ -130,7 +137,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
         if self.staircase:
-            if batch == 0:
+            if batch == 0:  # once an epoch, and before its first update
                 self._set(epoch)
         else:
             assert self.steps_per_epoch is not None
@@ -139,9 +146,10 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._momentum is not None:
             self.model.optimizer.momentum.assign(self._momentum)
-            self._momentum = None
+            self._momentum = None  # the next batch may keep its rate
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # `History` and loggers show it by this name, as in Horovod.
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -150,7 +158,9 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         optimizer = self.model.optimizer
         old = float(optimizer.learning_rate)
         new = self.initial_lr * self.multiplier(epoch)
+        # Keras assigns to a variable: a compiled step sees it.
         optimizer.learning_rate = new
+        # The velocity has the old rate in it, see the paper of `LearningRateWarmupCallback`.
         if self.momentum_correction and old > 0 and new != old:
             self._correct(optimizer, new / old)
 
@@ -159,7 +169,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         if hasattr(momentum, "assign"):
             self._momentum = float(momentum)
             momentum.assign(self._momentum * factor)
-        elif momentum:
+        elif momentum:  # 0 and None need no correction
             warn_once(
                 "%s does not correct the momentum: this optimizer keeps it as a constant of its "
                 "compiled step. Pass momentum_correction=False.",
@@ -209,6 +219,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         assert self.end_epoch is not None
+        # On each rank, as in Horovod: scripts pass `verbose` on rank 0 alone.
         if epoch == self.end_epoch - 1 and self.verbose > 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
@@ -246,9 +257,11 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # With a number as `save_freq`, Keras saves here.
         if rank_facts.rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # Rank 0's value counts: that of its own rows, unless `MetricAverageCallback` comes before.
         if rank_facts.rank() == 0:
             super().on_epoch_end(epoch, logs)

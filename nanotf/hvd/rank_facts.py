@@ -12,7 +12,7 @@ from nanotf.console import say
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.ranks import this_rank
 
-_state = {"initialized": False}
+_state = {"initialized": False}  # set by `init` and `shutdown`
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -31,11 +31,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             f"comm={comm!r}, process_sets={process_sets!r}. Call hvd.init() without arguments."
         )
     _state["initialized"] = True
+    # Noted for ranks, too: one that uses no such library is told that it trains by itself.
     if this_rank.note_use("horovod") and not this_rank.is_rank():
         say(
             "hvd.init() found no launcher: this process is the only rank. "
             f"`{this_rank.command()}` starts several.",
-            sys.stderr,
+            sys.stderr,  # scripts may print results for other programs to stdout
         )
 
 
@@ -110,11 +111,12 @@ def check_root(root_rank: int) -> int:
         raise InvalidArgumentError(
             f"root_rank must be a rank, 0 to {size() - 1}. Received: root_rank={root_rank!r}."
         )
-    return int(root_rank)
+    return int(root_rank)  # NumPy's integers are taken, too
 
 
 def check_process_set(process_set: Any) -> None:
     """Raises `UnavailableError` if not all ranks are to take part in a collective."""
+    # A subset would need a group of its own: each collective waits for all ranks.
     if process_set is not None and process_set is not global_process_set:
         raise UnavailableError(
             "All ranks take part in Horovod's collectives under nanotf. Received: "
@@ -125,7 +127,7 @@ def check_process_set(process_set: Any) -> None:
 class _AllRanks:
     """The process set of all ranks."""
 
-    process_set_id = 0
+    process_set_id = 0  # Horovod's number of the set of all ranks
 
     def included(self) -> bool:
         """Returns True: this rank is among them."""
@@ -148,5 +150,6 @@ def _not_built() -> bool:
     return False
 
 
+# Scripts ask before they use what is of one library, such as NCCL.
 mpi_built = mpi_enabled = mpi_threads_supported = gloo_built = gloo_enabled = _not_built
 nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = sycl_built = _not_built

@@ -22,10 +22,11 @@ class Reduction:
         return f"hvd.{self.name}"
 
 
-Average = Reduction("Average", "sum")
+Average = Reduction("Average", "sum")  # a sum, divided on each rank
 Sum = Reduction("Sum", "sum")
 Min = Reduction("Min", "min")
 Max = Reduction("Max", "max")
+# Scripts name them in defaults and branches, so they exist; `chosen` refuses them.
 Adasum = Reduction("Adasum", None)
 Product = Reduction("Product", None)
 
@@ -47,7 +48,7 @@ def chosen(op: Any, average: bool | None = None) -> Reduction:
                 "Only one of op and average may be given. Received: "
                 f"op={op!r}, average={average!r}. Leave average out."
             )
-        return Average if average else Sum
+        return Average if average else Sum  # `average=False` is how old scripts ask for a sum
     if op is None:
         return Average
     if not isinstance(op, Reduction):

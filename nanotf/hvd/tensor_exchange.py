@@ -22,6 +22,8 @@ _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {
     "uint64": "int64",
 }
 
+# AutoGraph would translate the code below where a user's `tf.function` calls it.
+# Its branches and loops are over Python's values alone.
 _unconverted = tf.autograph.experimental.do_not_convert
 
 
@@ -33,21 +35,24 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
     """
     found = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if rank_facts.size() == 1:
-        return [tf.identity(tensor) for tensor in found]
+        return [tf.identity(tensor) for tensor in found]  # new tensors, as from an exchange
     own = [tensor.dtype for tensor in found]
     found = [tf.cast(t, _WIDENED.get(t.dtype.name, t.dtype)) for t in found]
+    # In the order of the tensors, which all ranks share: they match exchanges by their order.
     for dtype in dict.fromkeys(tensor.dtype for tensor in found):
         places = [place for place, tensor in enumerate(found) if tensor.dtype == dtype]
         key = this_rank.keys().next()
         reduced = this_rank.group().all_reduce_many([found[p] for p in places], key, collective)
         for place, tensor in zip(places, reduced, strict=True):
             found[place] = tensor
+    # A sum that the narrow type cannot hold wraps, as in that type.
     return [tf.cast(tensor, dtype) for tensor, dtype in zip(found, own, strict=True)]
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
     if factor == 1.0:
         return tensor
+    # A factor of 0.5 would become 0 as an integer.
     if tensor.dtype.is_integer:
         return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
     return tensor * tf.cast(factor, tensor.dtype)
@@ -63,20 +68,23 @@ def _reduce_dense(
 ) -> list[Tensor]:
 
     def reduce(*given: Tensor) -> list[Tensor]:
+        # Before it is rounded to float16, whose largest number is 65504.
         sent = [_scaled(tensor, before) for tensor in given]
         if compression.dtype is not None:
             sent = [tf.cast(t, compression.dtype) if t.dtype.is_floating else t for t in sent]
         assert op.collective is not None
         got = fused(sent, op.collective)
         got = [tf.cast(t, own.dtype) for t, own in zip(got, given, strict=True)]
+        # Of all ranks, also of those that have joined and gave zeros, as in Horovod.
         factor = after / rank_facts.size() if op is Average else after
         return [_scaled(tensor, factor) for tensor in got]
 
-    if not has_gradient or op in (Min, Max):
+    if not has_gradient or op in (Min, Max):  # theirs would go to one rank alone: there is none
         return reduce(*tensors)
 
     @tf.custom_gradient
     def with_gradient(*given: Tensor) -> Any:
+        # Each rank's loss depends on all ranks' tensors: the gradient is reduced in the same way.
         return reduce(*given), lambda *grads: reduce(*grads)
 
     found = with_gradient(*tensors)
@@ -89,6 +97,7 @@ def _reduce_sparse(slices: Any, op: Reduction) -> Any:
         raise InvalidArgumentError(
             f"Sparse tensors are summed or averaged. Received: op={op!r}, a tf.IndexedSlices."
         )
+    # As in Horovod: two gathers, and no factors or compression. Ranks may have different rows.
     values = gather_rows(slices.values)
     factor = 1 / rank_facts.size() if op is Average else 1.0
     return tf.IndexedSlices(
@@ -119,10 +128,12 @@ def reduce_all(
     found = list(tensors)
     is_sparse = [isinstance(t, tf.IndexedSlices) and not sparse_as_dense for t in found]
     dense = [i for i, t in enumerate(found) if t is not None and not is_sparse[i]]
+    # Sparse ones first, one by one, on every rank: the order of exchanges is what ranks match.
     for place, sparse in enumerate(is_sparse):
         if sparse:
             found[place] = _reduce_sparse(found[place], op)
     if dense:
+        # This adds up the slices of one index, for `sparse_as_dense`.
         given = [tf.convert_to_tensor(found[place]) for place in dense]
         reduced = _reduce_dense(given, op, compression, before, after, has_gradient)
         for place, tensor in zip(dense, reduced, strict=True):
@@ -217,6 +228,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: Any = None) -> 
 
         return gather_rows(rows), gradient
 
+    # Integers have no gradient.
     return with_gradient(tensor) if tensor.dtype.is_floating else gather_rows(tensor)
 
 
@@ -246,6 +258,7 @@ def broadcast(
     def with_gradient(value: Tensor) -> Any:
         def gradient(grads: Tensor) -> Tensor:
             total = fused([grads], "sum")[0]
+            # All results are the root's value: other ranks' own values have no effect.
             return total if rank_facts.rank() == root else tf.zeros_like(total)
 
         return from_root(value, root), gradient
@@ -281,9 +294,11 @@ def reducescatter(
     """
     rank_facts.check_process_set(process_set)
     scale: Any = {"before": prescale_factor, "after": postscale_factor, "has_gradient": True}
+    # Every rank reduces all of it: `reduce_scatter` of the group divides elements, not rows.
     whole = reduce_all([tensor], chosen(op), compression, **scale)[0]
     rows, size, rank = tf.shape(whole)[0], rank_facts.size(), rank_facts.rank()
     each, more = rows // size, rows % size
+    # The ranks before this one have one row more, the first `more` of them.
     begin = rank * each + tf.minimum(rank, more)
     return whole[begin : begin + each + tf.cast(rank < more, tf.int32)]
 
@@ -306,6 +321,7 @@ def alltoall(
     rank_facts.check_process_set(process_set)
     tensor, size, rank = tf.convert_to_tensor(tensor), rank_facts.size(), rank_facts.rank()
     if splits is None:
+        # A remainder fails the check of the sum below.
         own = tf.fill([size], tf.shape(tensor)[0] // size)
     else:
         own = tf.cast(tf.convert_to_tensor(splits), tf.int32)
@@ -318,11 +334,14 @@ def alltoall(
         "hvd.alltoall divides all rows of the first axis. Pass splits whose sum is their number.",
     )
     table = gather_rows(own)
+    # A rank that has joined gives no rows: its row of the table is missing.
     tf.debugging.assert_equal(
         tf.size(table), size * size, "hvd.alltoall needs all ranks. One has called hvd.join()."
     )
     table = tf.reshape(table, [size, size])  # by sender and receiver
+    # All rows go to all ranks, which cut out theirs: the group has no such collective.
     rows = gather_rows(tensor)
+    # The gathered rows lie by sender, and those of a sender by receiver.
     ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [size, size])
     parts = [rows[ends[s, rank] - table[s, rank] : ends[s, rank]] for s in range(size)]
     found = tf.concat(parts, axis=0)
@@ -351,6 +370,7 @@ def barrier(process_set: Any = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """Returns the number of ranks as a tensor."""
+    # Constants, since the ranks of a script never change; they are operations in elastic Horovod.
     return tf.constant(rank_facts.size(), name=name)
 
 

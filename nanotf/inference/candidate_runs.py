@@ -82,9 +82,11 @@ def convert(conversion: Conversion, rows: Arrays) -> float:
     Raises:
         ConversionError: The engine cannot convert this model, or load what it has made of it.
     """
+    # What the limit kills may leave files: they then lie in the search's folder.
     with _limited(conversion.seconds), _temporary_files_in(conversion.folder.parent):
         _add_engine(conversion.engine)
         began = time.perf_counter()
+        # By name, as `make` takes the rows of a SavedModel. Other precisions need none.
         samples = dict(rows) if conversion.precision == INT8 else None
         make(
             conversion.model.folder,
@@ -94,6 +96,7 @@ def convert(conversion: Conversion, rows: Arrays) -> float:
             samples,
             conversion.folder,
         )
+        # `make` saw only a SavedModel, whose names are sorted and whose structures are unknown.
         _describe(conversion.folder, conversion.model)
         return time.perf_counter() - began
 
@@ -118,10 +121,11 @@ def measure(
         program = load(measurement.folder, threads=measurement.threads)
         load_seconds = time.perf_counter() - began
         outputs = _outputs(program, rows, max(measurement.batch_sizes))
-        found = [difference(outputs, expected)]
+        found = [difference(outputs, expected)]  # of all rows, then of each batch size
         milliseconds = {}
         for size in measurement.batch_sizes:
             batch = some_rows(rows, range(size))
+            # An engine may go wrong at one size alone; this call also compiles for the size.
             found.append(difference(program.run(batch), of_batches[size]))
             milliseconds[size] = 1000 * _seconds_of_a_call(program, batch)
     worst = [max(each) for each in zip(*found, strict=True)]
@@ -135,12 +139,12 @@ def _limited(seconds: float) -> Iterator[None]:
 
     Code of an engine may hold the GIL, or block: only the kernel can end it.
     """
-    signal.signal(TIME_LIMIT, signal.SIG_DFL)
+    signal.signal(TIME_LIMIT, signal.SIG_DFL)  # a handler of Python's would wait for the GIL
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the worker has yet to send the result
 
 
 @contextlib.contextmanager
@@ -150,8 +154,9 @@ def _temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
     A process that is killed leaves them, and the folder is deleted in the end.
     """
     temporary = folder / _TEMPORARY
-    temporary.mkdir(exist_ok=True)
+    temporary.mkdir(exist_ok=True)  # candidates before have made it
     before = tempfile.tempdir, os.environ.get(_VARIABLE)
+    # Both: Python may have read the variable already, and code in C++ knows no `tempfile`.
     tempfile.tempdir = os.environ[_VARIABLE] = str(temporary)
     try:
         yield
@@ -214,13 +219,16 @@ def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
         return np.inf, np.inf
     if expected.dtype.kind in "OSU":
         return (0.0, 0.0) if np.array_equal(found, expected) else (np.inf, np.inf)
+    # In their own types, differences of unsigned integers wrap, those of float16 overflow.
     kind = np.complex128 if expected.dtype.kind == "c" else np.float64
     one, other = found.astype(kind), expected.astype(kind)
+    # Equal infinities are no difference, though their gap is a NaN.
     unlike = (one != other) & ~(np.isnan(one) & np.isnan(other))
     if not unlike.any():
         return 0.0, 0.0
     gaps = np.abs(one[unlike] - other[unlike])
     largest = float(gaps.max()) if np.isfinite(gaps).all() else np.inf
+    # An infinite output would make every difference of the others zero.
     finite = np.abs(other[np.isfinite(other)])
     size = float(finite.max()) if finite.size else 0.0
     return largest, largest / size if size else np.inf
@@ -233,7 +241,7 @@ def _seconds_of_a_call(program: Program, batch: Arrays) -> float:
         program.run(batch, DEFAULT)
     times: list[float] = []
     least, most = _CALLS
-    end = time.perf_counter() + _SECONDS
+    end = time.perf_counter() + _SECONDS  # the first calls, which compile, take none of it
     while len(times) < least or (len(times) < most and time.perf_counter() < end):
         began = time.perf_counter()
         program.run(batch, DEFAULT)

@@ -68,6 +68,7 @@ def export(model: Any, folder: pathlib.Path, rows: Any = None) -> Exported:
     tf = require_tensorflow()
     if isinstance(model, tf.keras.Model):
         return _export_keras(model, folder, rows)
+    # `Trackable` is the class of what `tf.saved_model.load` returns; it is no `tf.Module`.
     if isinstance(model, (tf.Module, tf.__internal__.tracking.Trackable)):
         return _export_module(model, folder)
     raise InvalidArgumentTypeError(
@@ -126,8 +127,10 @@ def _export_keras(model: Any, folder: pathlib.Path, rows: Any) -> Exported:
     def serve(tensors: Any) -> Any:
         return named(model(build(inputs, tensors), training=False))
 
+    # `add_endpoint` takes a `tf.function` only if it was traced before.
     serve.get_concrete_function(specs)
     archive = tf.keras.export.ExportArchive()
+    # Keras finds an endpoint's variables by itself, not the tables of text layers.
     archive.track(model)
     archive.add_endpoint(DEFAULT, serve)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it has written
@@ -145,8 +148,9 @@ def _specs_of(model: Any, rows: Any) -> Any:
         is_functional = isinstance(model, keras_models.functional_class())
         if is_functional:
             return model.input  # as it was given to `Model`: the keys of dicts are kept
+        # A Sequential model has no nested inputs.
         return model.inputs[0] if len(model.inputs) == 1 else model.inputs
-    if rows is not None:
+    if rows is not None:  # before what Keras knows: Keras 3 keeps shapes, not dtypes
         return require_tensorflow().nest.map_structure(_spec_of_rows, rows)
     specs = generation().called_with(model)
     if specs is None:
@@ -181,6 +185,7 @@ def _with_rows(spec: Any, name: str) -> Any:
         )
     # Keras 3 keeps the number of rows of the batch that a Sequential model was built with.
     shape = (None, *spec.shape[1:]) if len(spec.shape) else ()
+    # TensorFlow names the signature's input after the spec.
     return tf.TensorSpec(shape, spec.dtype, name)
 
 
@@ -194,7 +199,7 @@ def _is_composite(spec: Any) -> bool:
 def _output_names(model: Any) -> list[str]:
     """Returns the names of the layers that make a model's outputs, in order; empty if unknown."""
     if not _knows_layers(model):
-        return []
+        return []  # the code of a subclassed model decides what it returns
     found = getattr(model, "output_names", None)
     if found is None and len(model.outputs) == 1:  # Keras 3's Sequential
         found = [model.layers[-1].name]

@@ -108,12 +108,13 @@ class InferenceOptimizer:
         function = _metric(metric)
         options = SearchOptions(
             threads=usable_cores() if thread_num is None else thread_num,
-            batch_sizes=(batch_size,),
+            batch_sizes=(batch_size,),  # BigDL-Nano measures one size
             metric=function,
+            # BigDL-Nano takes labels without a metric; `SearchOptions` refuses them.
             y=None if function is None else y,
             metric_loss=math.inf,  # `get_best_model` has the criterion
             higher_is_better=direction == "max",
-            verbose="auto" if logging else 0,
+            verbose="auto" if logging else 0,  # the table is printed in any case
         )
         result = optimizing.search(model, x, [METHODS[name] for name in methods], options)
         self._result = result
@@ -307,6 +308,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in _OTHERS:
             raise TypeError(f"InferenceOptimizer got an unexpected argument {name!r}")
+        # The values of BigDL-Nano's defaults change nothing: None, and "CPU" as `device`.
         if value is not None and value != "CPU":
             raise _meaningless(name, value, _OTHERS[name])
 
@@ -323,7 +325,7 @@ def _methods(includes: Iterable[str] | None, excludes: Iterable[str] | None) -> 
         check_choice("includes or excludes", name, known)
     wanted = [name for name in known if METHODS[name][1] == F32] if includes is None else includes
     chosen = {ORIGINAL, *wanted} - set(excludes or ())  # BigDL-Nano always tries it
-    return [name for name in known if name in chosen]
+    return [name for name in known if name in chosen]  # simple ones first, which win ties
 
 
 def _pair(validation_data: Any) -> tuple[Any, Any]:
@@ -343,7 +345,7 @@ def _metric(metric: Any) -> Any:
         return metric
 
     def measured(y: Any, outputs: Any) -> float:
-        metric.reset_state()
+        metric.reset_state()  # one object measures all candidates
         metric.update_state(y, outputs)
         return float(metric.result())
 
@@ -366,6 +368,7 @@ def _precision(precision: str | None) -> str | None:
 
 def _relative(criterion: Any) -> float | None:
     if isinstance(criterion, Mapping):
+        # "absolute" is refused: limits are relative here. `optimize` has got the direction.
         if set(criterion) - {"higher_is_better"} != {"relative"}:
             raise InvalidArgumentError(
                 "`accuracy_criterion` must be a number or have the key 'relative'. Received: "

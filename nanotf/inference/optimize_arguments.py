@@ -18,12 +18,12 @@ from nanotf.inference.engines.inference_engine import BF16, F32, INT8
 from nanotf.parent.map import item_arguments
 
 AUTO = "auto"
-PRECISIONS = (F32, BF16, INT8)
+PRECISIONS = (F32, BF16, INT8)  # the order of candidates: of equally fast ones, the first wins
 
-BATCH_SIZES = (1, 32)
-TOLERANCE = 1e-3
-SECONDS = 120.0
-METRIC_LOSS = 0.01
+BATCH_SIZES = (1, 32)  # a request of one row; Keras's default `batch_size`
+TOLERANCE = 1e-3  # relative; engines fuse and reorder float32 sums
+SECONDS = 120.0  # for a conversion, and again for a measurement
+METRIC_LOSS = 0.01  # relative to the metric of Keras's outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         check_integer("threads", self.threads, "Pass the number of cores of a process")
         _check_number("tolerance", self.tolerance, lambda v: 0 <= v < math.inf, "of at least 0")
+        # Infinity is allowed: `nano_names` passes it. NaN fails each of these comparisons.
         _check_number("metric_loss", self.metric_loss, lambda v: v >= 0, "of at least 0")
         _check_number("seconds", self.seconds, lambda v: 0 < v < math.inf, "above 0")
         _check_metric(self.metric, self.y)
@@ -56,6 +57,7 @@ class SearchOptions:
 
 def candidates(engines: Any, precisions: Any) -> list[tuple[str, str]]:
     """Returns pairs of engine and precision, simple ones first."""
+    # Read at the call: users may have added engines.
     known = tuple(engine_table.ENGINES)
     chosen = known if isinstance(engines, str) and engines == AUTO else _names("engines", engines)
     for name in chosen:
@@ -66,7 +68,7 @@ def candidates(engines: Any, precisions: Any) -> list[tuple[str, str]]:
         (name, precision)
         for precision in PRECISIONS
         if precision in precisions
-        for name in known
+        for name in known  # in the table's order, whatever the order of the argument
         if name in chosen and precision in engine_table.ENGINES[name].precisions
     ]
     if not found:
@@ -107,7 +109,7 @@ def _check_sizes(batch_sizes: Any) -> tuple[int, ...]:
             "`batch_sizes` must have an element. Received: none. Pass the numbers of rows that the "
             "model will get at once."
         )
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(found)))  # a size given twice would be measured twice
 
 
 def _check_number(name: str, value: Any, fits: Callable[[float], bool], words: str) -> None:

@@ -136,6 +136,7 @@ class OptimizeResult:
             if each.status == PASSED
             and engine in (None, each.engine)
             and precision in (None, each.precision)
+            # With a metric, those in a lower precision passed however much they differ.
             and (max_difference is None or (each.relative_difference or 0.0) <= max_difference)
             and (metric_loss is None or self._loss(each) <= metric_loss)
         ]
@@ -146,6 +147,7 @@ class OptimizeResult:
                 f"{ends}. Change the limits, the engines or the model."
             )
         costs = [
+            # Geometric: the largest batch, which takes the longest, would decide a sum alone.
             math.prod(each.milliseconds[size] for size in sizes) ** (1 / len(sizes))
             for each in fitting
         ]
@@ -190,6 +192,7 @@ class OptimizeResult:
                 f"Received: {engine} {precision}, which {became}."
             )
         folder = folder_of(pathlib.Path(self._folder.name), engine, precision)
+        # As many threads as were measured.
         made = load(folder, threads=self._options.threads)
         weakref.finalize(made, _let_go, self._folder)  # which keeps the folder until then
         return made
@@ -233,6 +236,7 @@ class OptimizeResult:
         for each in self.candidates:
             if each.reason:
                 yield f"{each.name}: {_described(each)}"
+        # `best_candidate` raises if there is none, and a table must print.
         if any(each.status == PASSED for each in self.candidates):
             sizes = ", ".join(map(str, self._batch_sizes))
             yield f"best for batches of {sizes}: {self.best_candidate().name}"
@@ -252,7 +256,7 @@ def loss_of(metric: float, expected: float, higher_is_better: bool) -> float:
     Not a number is infinitely worse.
     """
     lost = expected - metric if higher_is_better else metric - expected
-    if math.isnan(lost):
+    if math.isnan(lost):  # as a NaN, it would be above no limit
         return math.inf
     return lost / abs(expected) if expected else math.copysign(math.inf, lost) if lost else 0.0
 

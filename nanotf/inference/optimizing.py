@@ -143,14 +143,16 @@ def search(
         pairs: the simplest first, which is the best of those that are equally fast.
     """
     optimize_arguments.check_int8([precision for _, precision in pairs], options.metric)
-    folder = tempfile.TemporaryDirectory(prefix="nanotf-optimize-")
+    folder = tempfile.TemporaryDirectory(prefix="nanotf-optimize-")  # the result deletes it
     with console.silent(options.verbose == 0):
         with console.status("exporting the model"):
+            # Once, for the export and for the expected outputs.
             model = _loaded(model)
             found = exported.export(model, pathlib.Path(folder.name) / "exported", x)
             rows = _rows(found, x)
             keras = _function_of(model, found)
             expected = _expected(keras, rows, max(options.batch_sizes))
+            # `expected` does not have them: rows may depend on the other rows of their batch.
             of_batches = {
                 size: keras(candidate_runs.some_rows(rows, range(size)))
                 for size in options.batch_sizes
@@ -177,6 +179,7 @@ def _rows(found: Exported, x: Any) -> dict[str, np.ndarray[Any, Any]]:
             f"{', '.join(found.signatures) or 'none'}."
         )
     signature = found.signatures[DEFAULT]
+    # A SavedModel that nanotf has not made is called by names.
     shape = found.inputs
     if shape is None:
         shape = {structure.DICT: {name: name for name in signature.input_names}}
@@ -253,6 +256,7 @@ class _Search:
         try:
             engine_table.check_engine(engine, precision)
         except UnsupportedVersionError as error:
+            # The table shows the command alone; the error has the rest.
             said = str(error).partition("Install it: ")[2] or str(error)
             return Candidate(engine, precision, MISSING, said.rstrip("."), error=error)
         return None
@@ -275,19 +279,21 @@ class _Search:
             if isinstance(result, BaseException):
                 found[pair] = _failed(*pair, result, self.options.seconds)
             else:
+                # For now: its measurement decides.
                 found[pair] = Candidate(*pair, PASSED, convert_seconds=result)
 
     def _measure(self, found: dict[tuple[str, str], Candidate | None]) -> None:
         converted = [(p, each) for p, each in found.items() if each and each.status == PASSED]
         items = [
             Measurement(
+                # The object: a worker's table has not those that users have added.
                 engine_table.ENGINES[each.engine],
                 each.precision,
                 folder_of(self.folder, each.engine, each.precision),
                 self.options.threads,
                 tuple(self.options.batch_sizes),
                 self.options.seconds,
-                self.metric is not None,
+                self.metric is not None,  # without one the outputs of all rows need not be sent
             )
             for _, each in converted
         ]
@@ -312,14 +318,14 @@ class _Search:
         with mapping.imap(
             function,
             items,
-            num_processes=1,
+            num_processes=1,  # one after the other: two at once would disturb each other's times
             cores_per_process=self.options.threads,
             shared=shared,
-            on_error="return",
+            on_error="return",  # a candidate that crashes does not end the search
             ordered=True,
-            recycle_after=1,
+            recycle_after=1,  # an engine leaves threads, memory and settings to what runs next
             memory_limit=None,
-            output="keep",
+            output="keep",  # converters print pages; an error has them as `printed`
         ) as results:
             for item in items:
                 with console.status(f"{verb} {item.engine.name} {item.precision}"):
@@ -330,6 +336,7 @@ class _Search:
     ) -> tuple[str, str]:
         """Returns a candidate's status and the reason for it."""
         options = self.options
+        # A lower precision changes all numbers: the metric says whether it matters.
         if precision != F32 and metric is not None and self.metric is not None:
             if loss_of(metric, self.metric, options.higher_is_better) > options.metric_loss:
                 return WORSE, f"its metric is {metric:.4g}, that of Keras {self.metric:.4g}"
@@ -345,6 +352,7 @@ class _Search:
         metric = _metric_of(self.options, self.model, measured.outputs)
         status, reason = self._status(candidate.precision, measured, metric)
         folder = folder_of(self.folder, candidate.engine, candidate.precision)
+        # Of all files: some engines keep weights beside the model.
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         return dataclasses.replace(
             candidate,
@@ -373,6 +381,7 @@ def _failed(engine: str, precision: str, error: BaseException, seconds: float) -
             reason = f"it took longer than {seconds:g} s"
             return Candidate(engine, precision, SLOW, reason, error=error)
         return Candidate(engine, precision, CRASHED, _line(error.message), error=error)
+    # A `WorkerError` has the worker's traceback in its text; the table shows the cause alone.
     original = error.original if isinstance(error, WorkerError) else None
     return Candidate(engine, precision, FAILED, _line(str(original or error)), error=error)
 

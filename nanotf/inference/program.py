@@ -60,8 +60,10 @@ class Program:
         self._together = description.together
         engine = engine_table.check_engine(self.engine, self.precision)
         files = folder / FILES if program_folder.is_program(folder) else folder
+        # Before the files are read: workers then refuse a program that has replaced them meanwhile.
         self.state = program_folder.state_of(folder)
         known = self._together or {}
+        # An empty reason is a proof; a missing one is not: nobody has looked yet.
         apart = [name for name in self.signatures if known.get(name) == ""]
         self._runner = engine.load(files, self.signatures, threads, self.precision, apart)
 
@@ -137,10 +139,12 @@ class Program:
         size = check_integer("batch_size", batch_size, "Pass a number of rows")
         inputs = self._signature(DEFAULT).checked(self._named(x))
         rows = self._rows_of(inputs)
+        # No rows cannot be divided, and need no workers.
         if num_processes is None or rows == 0:
             found = row_ranges.in_batches(self, inputs, range(rows), size)
         else:
             found = row_ranges.on_workers(
+                # Not `threads`: a worker computes on all of its cores.
                 (_open_same, (str(self.folder), self.engine, self.state)),
                 inputs,
                 rows,
@@ -156,6 +160,7 @@ class Program:
         Rows are apart if each row of the outputs is proved to depend on the same row of the inputs
         alone. Then the rows of several requests may be computed at once.
         """
+        # Of a SavedModel that was loaded as it is. The proof takes as long as the load.
         if self._together is None:
             self._together = _reasons(self.folder)
         return self._together[signature]
@@ -173,7 +178,7 @@ class Program:
         """
         place = pathlib.Path(path).absolute()
         own = program_folder.is_program(self.folder)
-        if own and place.exists() and place.samefile(self.folder):
+        if own and place.exists() and place.samefile(self.folder):  # by another name, too
             return
         with program_folder.written(place) as folder:
             shutil.copytree(self.folder / FILES if own else self.folder, folder / FILES)
@@ -261,12 +266,13 @@ def make(
         path = pathlib.Path(folder).absolute()
         with program_folder.written(path) as made:
             description = _convert(model, chosen, precision, rows, made)
+        # Loaded under its last name: workers open the folder by it.
         return Program(path, description, count)
     temporary = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-program-"))
     try:
         description = _convert(model, chosen, precision, rows, temporary)
         program = Program(temporary, description, count)
-    except BaseException:
+    except BaseException:  # an interrupt, too, leaves no folder behind
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     weakref.finalize(program, _remove, temporary, os.getpid())
@@ -293,15 +299,17 @@ def _convert(
     with tempfile.TemporaryDirectory(prefix="nanotf-exported-") as temporary:
         found = exported.export(model, pathlib.Path(temporary) / "model", rows)
         signatures = _kept(found.signatures, engine)
-        together = _reasons(found.folder)
+        together = _reasons(found.folder)  # the files of other engines have no graph to prove from
         default = signatures.get(DEFAULT)
         samples = None
+        # Else the rows have given the dtypes of a subclassed model's inputs; they are not checked.
         if rows is not None and default is not None and engine.calibrates:
             samples = default.checked(structure.flatten(_inputs_of(found), rows))
         (folder / FILES).mkdir()
         engine.convert(found.folder, folder / FILES, default, precision, samples)
     structures = found.inputs, found.outputs
     description = Description(engine.name, precision, signatures, *structures, together)
+    # Last: a folder with it is a program's.
     program_folder.write_description(folder, description)
     return description
 
@@ -373,6 +381,7 @@ def is_loaded_as_it_is(path: pathlib.Path, engine: str | None) -> bool:
 def _open_same(folder: str, engine: str, state: tuple[int, ...]) -> Program:
     """Loads the program that another process has, to be computed on all cores of this one."""
     program = load(folder, engine)
+    # Half of the rows from another model would be worse than an error.
     if program.state != state:
         raise InvalidArgumentError(
             "A program's folder must stay as it was when the program was loaded. Received: "

@@ -22,7 +22,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.inference.signature import Signature
 from nanotf.wire import files
 
-FORMAT = 1
+FORMAT = 1  # a later nanotf that changes the content counts up: this one then refuses it
 DESCRIPTION, FILES = "program.json", "engine"
 
 
@@ -44,6 +44,7 @@ class Description:
         signatures = {name: signature.to_json() for name, signature in self.signatures.items()}
         return {
             "format": FORMAT,
+            # For who looks for the cause of a difference. "nanotf" is in the error below, too.
             "nanotf": nanotf.__version__,
             "tensorflow": _tensorflow_version(),
             **vars(self),
@@ -52,6 +53,7 @@ class Description:
 
 
 def _tensorflow_version() -> str:
+    # Not `tf.__version__`: a program of another engine is read and written without TensorFlow.
     for name in ("tensorflow", "tensorflow-cpu", "intel-tensorflow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -78,6 +80,7 @@ def read_description(folder: pathlib.Path) -> Description:
     """
     path = folder / DESCRIPTION
     found = files.read_json(path)
+    # The format is read first, since a later one may have none of the other fields.
     with files.doubting(path):
         number = int(found["format"])
     if number > FORMAT:
@@ -95,8 +98,10 @@ def read_description(folder: pathlib.Path) -> Description:
 
 def state_of(folder: pathlib.Path) -> tuple[int, ...]:
     """Returns numbers that change when another program takes a folder's place."""
+    # Each program, and each SavedModel, is written with a new one of these files.
     wanted = (DESCRIPTION, "saved_model.pb", "saved_model.pbtxt")
     found = next(folder / name for name in wanted if (folder / name).is_file()).stat()
+    # Time and size, too: a file system may give the inode of a deleted file to the next one.
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -107,7 +112,7 @@ def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         InvalidArgumentError: As `check_place`.
     """
-    check_place(path)
+    check_place(path)  # before a conversion of minutes, and not after it
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.new_folder(path) as folder:
         yield folder
@@ -119,7 +124,7 @@ def check_place(path: pathlib.Path) -> None:
     Raises:
         InvalidArgumentError: There is something at `path` that nanotf has not written.
     """
-    if not os.path.lexists(path):
+    if not os.path.lexists(path):  # a dangling link counts as the user's
         return
     found = _not_ours(path)
     if found is not None:
@@ -131,7 +136,7 @@ def check_place(path: pathlib.Path) -> None:
 
 def _not_ours(path: pathlib.Path) -> str | None:
     """Returns the words for what lies at a path and is not nanotf's; None if all of it is."""
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink() or not path.is_dir():  # a rename would replace the link, not its folder
         return "which"
     names = {entry.name for entry in path.iterdir()}
     if not names:
@@ -140,5 +145,6 @@ def _not_ours(path: pathlib.Path) -> str | None:
         read_description(path)
     except (OSError, files.Damaged):
         return "which"
+    # The folder is replaced as a whole: files that the user has added would be lost.
     others = sorted(names - {DESCRIPTION, FILES})
     return f"a program's folder with {', '.join(others)}, which" if others else None

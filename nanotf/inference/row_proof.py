@@ -46,10 +46,13 @@ def reason_to_keep_together(function: Any) -> str:
     """
     from nanotf.region.proof.states import Coupled
 
+    # The captured tensors, such as variables, come last.
     free = len(function.inputs) - len(function.captured_inputs)
     inputs = function.inputs[:free]
     try:
+        # TensorFlow flattens a dict by its sorted keys: the inputs, and the outputs below.
         _check_inputs(inputs, sorted(function.structured_input_signature[1]))
+        # A length that is a multiple of a number of rows would look like rows.
         known = _lengths_in(function.graph)
         rows = _sizes(known)
         error: Exception | None = None
@@ -94,6 +97,7 @@ def _lengths_in(graph: Any) -> set[int]:
         for tensor in operation.outputs:
             if tensor.shape.rank:
                 found.update(length for length in tensor.shape if length)
+        # Constants may be shapes or axes' lengths that an operation computes with.
         if operation.type == "Const" and operation.outputs[0].dtype.is_integer:
             value = graphs.constant(operation.outputs[0], lambda _: None, 1)
             found.update(abs(int(number)) for number in value.flat[:1000] if number)
@@ -125,7 +129,7 @@ def _shapes(
     choices = [_free(_DISTINCT, known)[:count]] if count > 1 else []
     choices += [_free(primes, known)[:1] * count for primes in _COMMON] if count else [[]]
     for chosen in choices:
-        if len(chosen) == count:
+        if len(chosen) == count:  # too few primes may be left
             lengths = iter(chosen)
             yield (
                 chosen,
@@ -197,6 +201,7 @@ def _reason(
 
 def _does_more(operation: Any) -> bool:
     """Returns True for operations such as assignments: later requests meet what they leave."""
+    # These leave nothing behind. The operations of a call are looked at by themselves.
     if operation.type in ("Assert", "NoOp") or graphs.functions_of(operation):
         return False
     return graphs.has_effects(operation)

@@ -33,7 +33,7 @@ def in_batches(
     program: Computes, inputs: Mapping[str, np.ndarray[Any, Any]], rows: range, size: int
 ) -> Outputs:
     """Computes a range of rows, `size` at a time; no rows as one batch of none."""
-    starts = rows[::size] or [rows.start]
+    starts = rows[::size] or [rows.start]  # an empty batch gives the outputs' shapes and dtypes
     found = []
     for start in starts:
         end = min(start + size, rows.stop)
@@ -56,6 +56,7 @@ def on_workers(
     """
     count = check_integer("num_processes", num_processes, "Pass a number of worker processes")
     ranges = divide(rows, size, count * _RANGES)
+    # Workers map the arrays of `shared`; each item would bring a copy.
     shared = {"opening": opening, "inputs": dict(inputs), "size": size}
     with imap(
         _compute_range,
@@ -64,7 +65,7 @@ def on_workers(
         cores_per_process=cores_per_process,
         shared=shared,
         ordered=True,
-        memory_limit=None,
+        memory_limit=None,  # a replaced worker would load the program again
     ) as results:
         return _joined(results.all())
 
@@ -73,13 +74,14 @@ def divide(rows: int, size: int, parts: int) -> list[range]:
     """Divides rows into ranges of whole batches, at most `parts`, of about equal lengths."""
     batches = -(-rows // size)
     count = max(1, min(parts, batches))
+    # Whole batches, since rows may depend on their batch: those of one process have the same ones.
     bounds = [min(rows, batches * i // count * size) for i in range(count + 1)]
     return [range(first, last) for first, last in itertools.pairwise(bounds)]
 
 
 def _joined(found: Sequence[Outputs]) -> Outputs:
     if len(found) == 1:
-        return found[0]
+        return found[0]  # no copy
     return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
 

@@ -36,7 +36,7 @@ def read_signatures(folder: pathlib.Path) -> dict[str, Signature]:
         name: Signature(
             _specs(definition.inputs), _specs(definition.outputs), definition.method_name
         )
-        for name, definition in sorted(found.items())
+        for name, definition in sorted(found.items())  # a map of protobuf has no order
     }
 
 
@@ -51,4 +51,4 @@ def _specs(tensors: Any) -> tuple[TensorSpec, ...]:
 def _shape_of(shape: Any) -> tuple[int | None, ...] | None:
     if shape.unknown_rank:
         return None
-    return tuple(None if axis.size < 0 else axis.size for axis in shape.dim)
+    return tuple(None if axis.size < 0 else axis.size for axis in shape.dim)  # -1: any length

@@ -50,6 +50,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     method: str = PREDICT  # or `CLASSIFY`, `REGRESS`
 
+    # Cached, as are those below: a server asks for each request.
     @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs, in order."""
@@ -88,7 +89,7 @@ class Signature:
         return {spec.name: _checked(spec, inputs[spec.name]) for spec in self.inputs}
 
     @functools.cached_property
-    def _names(self) -> frozenset[str]:
+    def _names(self) -> frozenset[str]:  # a request may have its inputs in any order
         return frozenset(self.input_names)
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _checked(spec: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
     if spec.dtype == STRING:
         if array.dtype.kind not in "OSU":
             raise _wrong_type(spec, array)
-        array = array.astype(object)
+        array = array.astype(object)  # `PaddedRows` knows texts by this dtype
     else:
         array = _converted(spec, array)
     if not spec.accepts(array.shape):
@@ -147,9 +148,10 @@ def _converted(spec: TensorSpec, array: np.ndarray[Any, Any]) -> np.ndarray[Any,
     kinds = {"f": "fiub", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
     if array.dtype.kind not in kinds.get(wanted.kind, ""):
         raise _wrong_type(spec, array)
+    # A float64 beyond float32 becomes infinite, as in TensorFlow: no warning for each request.
     with np.errstate(over="ignore"):
         found = array.astype(wanted)
-    if wanted.kind in "iu" and not np.array_equal(found, array):
+    if wanted.kind in "iu" and not np.array_equal(found, array):  # `astype` has wrapped a number
         raise InvalidArgumentError(
             f"{spec.name} must hold numbers of the type {spec.dtype}. Received: a number outside "
             "of its range."

@@ -32,7 +32,7 @@ def describe(
         InvalidArgumentTypeError: A mapping has keys that are no strings.
     """
     leaves: list[Any] = []
-    taken: dict[str, None] = {}
+    taken: dict[str, None] = {}  # two layers or keys may lead to one name, such as "a_b"
 
     def structure_of(each: Any, path: tuple[str, ...], in_dict: bool) -> Any:
         if isinstance(each, Mapping):
@@ -41,6 +41,7 @@ def describe(
         if isinstance(each, (list, tuple)):
             parts = [structure_of(e, (*path, str(i)), in_dict) for i, e in enumerate(each)]
             return {LIST if isinstance(each, list) else TUPLE: parts}
+        # For leaves of dicts, too: names of layers are taken in order, one for each leaf.
         own = name_of(each)
         wanted = "_".join(path) if in_dict else own or f"{prefix}_{len(leaves)}"
         name = _free_name(wanted, taken)
@@ -121,6 +122,7 @@ def _flatten(structure: Any, value: Any, found: dict[str, Any]) -> None:
         found[structure] = _leaf(structure, value)
         return
     ((_, parts),) = structure.items()
+    # Both forms become a dict, so that a user's list and a user's dict fit either.
     if isinstance(parts, Mapping):
         wanted = dict(parts)
     else:
@@ -148,7 +150,7 @@ def _label(part: Any, index: int) -> str:
 
 def _leaf(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        if set(value) != {name}:
+        if set(value) != {name}:  # Keras takes the only input in a dict by its name
             raise _unlike(name, ", ".join(map(repr, value)) or "an empty dict")
         return value[name]
     # Keras takes the only input in a list, too. Lists of numbers are the input itself.

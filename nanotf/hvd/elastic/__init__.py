@@ -8,6 +8,7 @@ from nanotf.errors import UnavailableError
 
 
 def __getattr__(name: str) -> Any:
+    # `import`, `inspect` and others look for such names, and expect this error.
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise UnavailableError(

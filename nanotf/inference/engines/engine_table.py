@@ -14,6 +14,7 @@ from nanotf.inference.engines.openvino_engine import OpenVINOEngine
 from nanotf.inference.engines.tensorflow_engine import TensorFlowEngine
 from nanotf.inference.engines.xla_engine import XLAEngine
 
+# The simplest first: of equally fast ones, `optimize` takes the first.
 ENGINES: dict[str, InferenceEngine] = {
     engine.name: engine
     for engine in (

@@ -20,7 +20,7 @@ class FrozenEngine(TensorFlowEngine):
     """Freezes the function of `serving_default`."""
 
     name: ClassVar[str] = "frozen"
-    keeps_signatures: ClassVar[bool] = False
+    keeps_signatures: ClassVar[bool] = False  # unlike its base class
 
     def convert(
         self,
@@ -47,6 +47,7 @@ class FrozenEngine(TensorFlowEngine):
                 return dict(zip(results, found, strict=True))
 
             concrete = serve.get_concrete_function(specs)
+            # An empty module: the function has no variables that one would have to keep.
             tf.saved_model.save(tf.Module(), str(folder), signatures={DEFAULT: concrete})
 
 
@@ -68,6 +69,7 @@ def _frozen(function: Any, signature: Signature) -> tuple[Any, list[str]]:
         return [found[name] for name in results]
 
     frozen = saved_models.frozen(in_order.get_concrete_function())
+    # The module that is saved has no resources: a table would be missing when it is loaded.
     if others := len(frozen.inputs) - len(names):
         raise ConversionError(
             "The engine 'frozen' takes models whose only state is variables. Received: a model "

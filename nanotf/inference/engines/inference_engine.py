@@ -35,7 +35,7 @@ def converting(engine: str, what: str = "convert") -> Iterator[None]:
     """
     try:
         yield
-    except ConversionError:
+    except ConversionError:  # it says already what nanotf knows about the model
         raise
     except Exception as error:
         text = str(error).strip()[:_TEXT] or "no more"
@@ -118,4 +118,4 @@ class InferenceEngine(abc.ABC):
 
 def usable_cores() -> int:
     """Returns the default of `threads`: the number of logical CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0))  # `os.cpu_count` counts the cores of other workers, too

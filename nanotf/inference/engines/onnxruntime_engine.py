@@ -52,7 +52,7 @@ class OnnxRuntimeEngine(InferenceEngine):
                 full = folder / "float.onnx"
                 _to_onnx(exported, full, signature)
                 _quantize(full, path, rows)
-                full.unlink()
+                full.unlink()  # the folder of a program has only what `load` reads
             else:
                 _to_onnx(exported, path, signature)
             _session(path, threads=1)  # tf2onnx writes invalid models, too, and does not say so
@@ -93,7 +93,7 @@ def _session(path: pathlib.Path, threads: int) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
+    options.inter_op_num_threads = 1  # operations run one after the other, each on all threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(
         str(path), sess_options=options, providers=["CPUExecutionProvider"]
@@ -106,6 +106,7 @@ def _to_onnx(exported: pathlib.Path, path: pathlib.Path, signature: Signature) -
     tf = require_tensorflow()
     model = tf.saved_model.load(str(exported))
     function, names = model.signatures[DEFAULT], signature.input_names
+    # They have names, by which tf2onnx then calls the inputs.
     specs = [function.structured_input_signature[1][name] for name in names]
 
     @tf.function(input_signature=specs, autograph=False)

@@ -23,7 +23,7 @@ from nanotf.inference.engines.inference_engine import (
 )
 from nanotf.inference.signature import Signature
 
-_EXACT = 1 << 24
+_EXACT = 1 << 24  # the significand of a float32 has 24 bits
 _WIDE = 4  # bytes; narrower integers have no such numbers
 _FILE = "model.xml"  # and model.bin, the weights
 _EXTRA, _MODULE = "openvino", "openvino"
@@ -56,6 +56,7 @@ class OpenVINOEngine(InferenceEngine):
             if precision == INT8:
                 assert rows is not None
                 model = _quantized(model, rows)
+            # By default, `save_model` rounds the weights to float16.
             openvino.save_model(model, folder / _FILE, compress_to_fp16=False)
 
     def load(
@@ -99,6 +100,7 @@ class OpenVINORequest:
         """
         for name, array in inputs.items():
             _check_range(name, array)
+        # It reads these arrays in place. Its results are copies, which the next call leaves alone.
         found = self._request.infer(dict(inputs), share_inputs=True)
         return {name: found[name] for name in self._outputs[signature]}
 
@@ -119,4 +121,4 @@ def _quantized(model: Any, rows: Arrays) -> Any:
 
     count = len(next(iter(rows.values())))
     samples = [{name: array[i : i + 1] for name, array in rows.items()} for i in range(count)]
-    return nncf.quantize(model, nncf.Dataset(samples), subset_size=count)
+    return nncf.quantize(model, nncf.Dataset(samples), subset_size=count)  # NNCF's default is 300

@@ -32,6 +32,7 @@ class PaddedRows:
 
     def run(self, inputs: Arrays, signature: str) -> dict[str, np.ndarray[Any, Any]]:
         """See `Runner`."""
+        # Inputs of different lengths, or none: the model itself says what it makes of them.
         lengths = {len(array) for array in inputs.values()} if signature in self._divisible else ()
         if len(lengths) != 1:
             return self._runner.run(inputs, signature)
@@ -41,7 +42,7 @@ class PaddedRows:
             return self._runner.run(inputs, signature)
         padded = {name: _padded(array, more) for name, array in inputs.items()}
         found = self._runner.run(padded, signature)
-        return {name: array[:rows] for name, array in found.items()}
+        return {name: array[:rows] for name, array in found.items()}  # views of the padded outputs
 
 
 def _padded(array: np.ndarray[Any, Any], more: int) -> np.ndarray[Any, Any]:
@@ -57,4 +58,4 @@ def at_least_one(rows: int) -> int:
 
 def power_of_two(rows: int) -> int:
     """Returns the next power of two, so that few numbers of rows occur."""
-    return 1 << max(rows - 1, 0).bit_length()
+    return 1 << max(rows - 1, 0).bit_length()  # 1 for no rows

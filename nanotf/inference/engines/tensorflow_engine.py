@@ -29,7 +29,7 @@ class TensorFlowEngine(InferenceEngine):
         precision: str,
         rows: Arrays | None,
     ) -> None:
-        shutil.copytree(exported, folder, dirs_exist_ok=True)
+        shutil.copytree(exported, folder, dirs_exist_ok=True)  # `folder` exists, and is empty
 
     def load(
         self,
@@ -56,7 +56,7 @@ class SavedFunctions:
         tf = require_tensorflow()
         self._model = tf.saved_model.load(str(folder))  # the functions do not keep its variables
         self.functions: dict[str, Any] = dict(self._model.signatures)
-        self._constant = tf.constant
+        self._constant = tf.constant  # this module does not import TensorFlow
 
     def run(self, inputs: Arrays, signature: str) -> dict[str, np.ndarray[Any, Any]]:
         """See `Runner`."""

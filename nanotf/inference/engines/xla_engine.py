@@ -50,7 +50,9 @@ class XLAEngine(TensorFlowEngine):
         with converting(self.name, "load"):
             runner = SavedFunctions(folder)
         for name in list(runner.functions):
+            # A loaded function cannot be marked for XLA any more; one around it can.
             runner.functions[name] = _compiled(runner.functions[name])
+        # All are padded to one row, which is right for no rows; only rows that are apart to more.
         padded = {name: signatures[name] for name in apart}
         return PaddedRows(PaddedRows(runner, signatures, at_least_one), padded, power_of_two)
 
