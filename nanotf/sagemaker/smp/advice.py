@@ -39,7 +39,7 @@ class SpeedComparison:
         self, tag: str, times: StepTimes, gather: Callable[[str, Array], Sequence[Array]]
     ) -> None:
         self._tag, self._times, self._gather = f"{tag}.times", times, gather
-        self._samples: list[tuple[int, int, int]] = []  # as of `comparison`, of this partition
+        self._samples: list[tuple[int, int, int]] = []  # a row per step, see `comparison`
 
     def begins(self) -> None:
         """Begins an execution."""

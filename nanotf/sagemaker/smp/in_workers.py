@@ -281,7 +281,7 @@ def _callbacks(given: Mapping[str, Any]) -> list[Any]:
 
 
 def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
-    joined = OptimizerState(late=states[0].late)  # scalars, equal in all partitions
+    joined = OptimizerState(late=states[0].late)
     for state in states:
         for name, slots in state.slots.items():
             joined.slots.setdefault(name, {}).update(slots)

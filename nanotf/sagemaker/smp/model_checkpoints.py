@@ -12,7 +12,7 @@ from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.sagemaker.smp import communication, partitioned, runtime
 from nanotf.sagemaker.smp.step_model import StepModel
 
-DIRECTORY = "/opt/ml/checkpoints"  # which SageMaker copies to S3 while a job runs
+DIRECTORY = "/opt/ml/checkpoints"  # which SageMaker copies to S3 for jobs that ask for it
 
 
 class PartitionedCheckpointManager:

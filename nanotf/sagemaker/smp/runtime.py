@@ -147,7 +147,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             f"    {command(found.partitions)}\n"
             "A larger number, divisible by that of partitions, trains several copies."
         )
-    _here.config = found  # last: a call that raises leaves the configuration before
+    _here.config = found  # only now: a call that raises leaves the configuration before
     _hooks.clear()
     for line in found.without_effect() if _place(found).rank == 0 else ():
         logger.warning("%s", line)
