@@ -39,7 +39,7 @@ class SpeedComparison:
         self, tag: str, times: StepTimes, gather: Callable[[str, Array], Sequence[Array]]
     ) -> None:
         self._tag, self._times, self._gather = f"{tag}.times", times, gather
-        self._samples: list[tuple[int, int, int]] = []
+        self._samples: list[tuple[int, int, int]] = []  # a row per step, see `comparison`
 
     def begins(self) -> None:
         """Begins an execution."""
@@ -49,7 +49,7 @@ class SpeedComparison:
             self._samples.append((*last.whole, last.computed))
             if len(self._samples) == SAMPLES:
                 found = self._gather(self._tag, np.array(self._samples))
-                if runtime.rank() == 0:
+                if runtime.rank() == 0:  # of all copies, one tells
                     _warn(found, runtime.num_microbatches())
         self._times.begins()
 

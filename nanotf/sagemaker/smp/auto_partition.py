@@ -124,6 +124,7 @@ def _pieces(
     for op, number in zip(operations, numbers, strict=True):
         for part in op.outputs:
             readers = [where[reader.name] for reader in part.consumers() if reader.name in where]
+            # Counted once at each cut before its last reader, however many read it.
             for later in range(number + 1, max(readers, default=number) + 1):
                 crossing[later] += _bytes(part)
     return [

@@ -50,7 +50,7 @@ def divide(pieces: Sequence[Piece], parts: int, memory_weight: float) -> list[in
 
 
 def _loads(pieces: Sequence[Piece], memory_weight: float) -> list[float]:
-    size = sum(piece.size for piece in pieces) or 1
+    size = sum(piece.size for piece in pieces) or 1  # a model may have no variables
     cost = sum(piece.cost for piece in pieces) or 1.0
     return [
         memory_weight * piece.size / size + (1 - memory_weight) * piece.cost / cost
@@ -83,7 +83,7 @@ def _best(
                 if pieces[end - 1].fixed not in (None, part):
                     break
                 load = sums[end] - sums[begin]
-                if limit is not None and load > limit * (1 + 1e-9):
+                if limit is not None and load > limit * (1 + 1e-9):  # rounding of equal loads
                     break
                 new = max(cost, load) if limit is None else cost + crossing
                 if end not in after or new < after[end][0]:

@@ -55,6 +55,7 @@ class Body:
         self._function, self._args, self._kwargs = function, args, kwargs
         self._graph, self.seeds = graph, seeds
         seeds.continues_in(graph)
+        # None says that the function has ended, and among the answers, that the step has failed.
         self._requests: queue.SimpleQueue[BodyCall | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         # What the function itself reads, outside its calls of models.
@@ -83,7 +84,7 @@ class Body:
 
     def stop(self) -> None:
         """Ends the thread, if it waits."""
-        if self._thread.ident is not None:
+        if self._thread.ident is not None:  # it was started
             self._answers.put(None)
             self._thread.join()
 
@@ -94,7 +95,7 @@ class Body:
         if answer is None:
             raise _StepFailed
         with self.reads.paused():
-            return answer()
+            return answer()  # here, since a tape records the operations of its own thread
 
     def _next(self) -> BodyCall | None:
         request = self._requests.get()

@@ -21,7 +21,7 @@ from nanotf.sagemaker.smp import runtime
 from nanotf.sagemaker.smp.rank_groups import CommGroup, RankType
 
 _GROUPS = dict(zip(RankType, CommGroup, strict=True))  # in which a rank counts
-_OBJECT, _RECEIVED = "smp: object", "smp: object received"
+_OBJECT, _RECEIVED = "smp: object", "smp: object received"  # tags: a letter's, and its answer's
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
@@ -114,7 +114,7 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
     what = f"smp.recv_from(src_rank={src_rank}, {rank_type})"
     (data,) = runtime.mailbox().receive(source, _OBJECT, what)
     obj = pickle.loads(data.data)
-    runtime.mailbox().send(source, _RECEIVED, [])
+    runtime.mailbox().send(source, _RECEIVED, [])  # once unpickled, which may raise
     return obj
 
 

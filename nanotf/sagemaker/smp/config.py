@@ -9,7 +9,7 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UnavailableError
 
-VARIABLE = "SM_HP_MP_PARAMETERS"
+VARIABLE = "SM_HP_MP_PARAMETERS"  # SageMaker sets it to a job's hyperparameter mp_parameters
 CHOICES = {
     "pipeline": ("interleaved", "simple", "_only_forward"),
     "placement_strategy": ("cluster", "spread"),

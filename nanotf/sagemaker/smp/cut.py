@@ -84,9 +84,10 @@ def gradient_flow(cut: Cut, count: int, owners: Collection[int | None]) -> Gradi
         count: of partitions.
         owners: of the model's trainable variables.
     """
+    # A variable that no call uses is everywhere, so the code of each partition asks.
     asking = tuple(n for n in range(count) if n in owners or EVERYWHERE in owners)
     carrying: list[int] = []
-    for number in range(count):
+    for number in range(count):  # ascending, since data flows to later ones alone
         sources = {c.source for c in cut.crossings if _flows(c) and number in c.consumers}
         if number in owners or sources & {*carrying}:
             carrying.append(number)
@@ -120,6 +121,7 @@ def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, co
         )
     owners = tuple(partitions[part.op.name] for part in traced.outputs)
     needed = {crossing.source for crossing in crossings} | {*owners}
+    # A result of `EVERYWHERE` is one that each partition computes for the caller.
     if EVERYWHERE not in owners and not needed >= set(range(count)):
         raise ModelError(
             "Each partition must compute what a later one, or the caller, needs. Received: "
@@ -171,7 +173,7 @@ def everywhere(traced: TracedCall) -> set[str]:
     resources = traced.resources()
     for op in traced.operations:
         free = all(part.op.name in found and id(part) not in resources for part in op.inputs)
-        scoped = op.name in traced.partitions and len(op.inputs) > 0
+        scoped = op.name in traced.partitions and len(op.inputs) > 0  # a constant stays free
         stateless = not op.op_def.is_stateful and not op.control_inputs
         if op.name in inputs or (free and stateless and not scoped):
             found.add(op.name)
@@ -200,13 +202,13 @@ def _owners(traced: TracedCall, partitions: Mapping[str, int | None]) -> dict[in
 
 
 def _crossings(traced: TracedCall, partitions: Mapping[str, int | None]) -> list[Crossing]:
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}  # in the order of messages, equal in all processes
     consumers: dict[str, set[int]] = {}
     for op in traced.operations:
         here = partitions[op.name]
         for part in op.inputs:
             source = partitions[part.op.name]
-            if EVERYWHERE in (source, here) or source == here:
+            if EVERYWHERE in (source, here) or source == here:  # each stage has its own copy
                 continue
             assert source is not None and here is not None
             _check_edge(part, source, op, here)
@@ -257,4 +259,5 @@ def _stage(
         name=f"stage_{stage}",
     )
     graphs.take_gradients(function.graph, traced.function.graph)
+    # Behind the tensors come the fetched effects, which are no results.
     return Stage(lambda *args: function(*args)[: len(tensors)], arrivals, departures, results)

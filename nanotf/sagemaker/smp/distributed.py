@@ -57,7 +57,7 @@ class DistributedModel(StepModel):
         if config and not runtime.is_rank() and configs.check(config).partitions > 1:
             keras_checks.check(model, config["partitions"])
             return in_workers.WorkersModel(model, config)
-        if config:
+        if config:  # else the script has called `smp.init`
             runtime.init(config)
         keras_checks.check(model, runtime.mp_size())
         return from_keras.KerasModel(model)

@@ -138,14 +138,16 @@ def compare(tag: str, tensors: Mapping[str, Sequence[Any]]) -> Any:
     samples = {name: [_sample(t) for t in each if _is_real(t)] for name, each in tensors.items()}
     names = [name for name, each in samples.items() for _ in each]
     places = [tensor for each in tensors.values() for tensor in each if _is_real(tensor)]
+    # Half of a dtype's digits: kernels may add up in another order in each process.
     exact = [float(np.sqrt(_precision(tensor.dtype))) for tensor in places]
 
     def compare_samples(*arrays: Any) -> None:
+        # NumPy cannot concatenate no arrays at all, so an empty one comes first.
         own = np.concatenate([np.zeros(0), *(np.ravel(array) for array in arrays)])
         found = gather_now(tag, own)
         bounds = np.cumsum([0, *(array.size for array in arrays)])
         for name, begin, end, tolerance in zip(names, bounds, bounds[1:], exact, strict=False):
-            parts = [part for each in found if (part := each[begin:end]).size]
+            parts = [part for each in found if (part := each[begin:end]).size]  # some lack it
             scale = max((np.max(np.abs(part), initial=0.0) for part in parts), default=0.0)
             equal = [
                 part.shape == parts[0].shape
@@ -196,6 +198,7 @@ def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
     """
 
     def compare_sums(*arrays: Any) -> None:
+        # A checksum, so 8 bytes travel, and not the batch.
         total = functools.reduce(lambda sum_, a: zlib.crc32(a.tobytes(), sum_), arrays, 0)
         found = known_everywhere(tag, total)
         if len(set(found)) > 1:

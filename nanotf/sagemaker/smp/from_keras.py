@@ -88,7 +88,7 @@ class KerasModel(StepModel):
         """Cuts the model before an optimizer makes slots for its variables."""
 
         def cut(inputs: Any) -> None:
-            whole = super(StepModel, self).__call__
+            whole = super(StepModel, self).__call__  # Keras's own, which does not ask for a step
             call = BodyCall(self, whole, (inputs,), {"training": True})
             partitioned.begun(self).cut(call)
 
@@ -141,6 +141,7 @@ class KerasModel(StepModel):
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
             loss *= tf.cast(share, loss.dtype)
+        # A tape knows these, and not Keras 3's variables.
         weights = [tf_variable(weight) for weight in self.trainable_variables]
         return tape.gradient(loss, weights), loss, y_pred
 
@@ -276,6 +277,7 @@ def _whole(results: Any, x: Any) -> Any:
 
 
 def _of_all_copies(rows: Any) -> Any:
+    # By rank, which is by copy: in the order in which `Shares` has divided the batch.
     return np.concatenate([parts[0] for parts in replicas.gather_over_replicas([rows])])
 
 
@@ -283,7 +285,7 @@ def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
     """Makes an operation that fails in the first steps for a loss that is no mean over rows."""
 
     def compare(mean: Any, whole: Any) -> None:
-        exact = np.finfo(np.float32).eps ** 0.5
+        exact = np.finfo(np.float32).eps ** 0.5  # 3.5e-4: a mean of means rounds otherwise
         if not np.isclose(mean, whole, rtol=exact, atol=exact, equal_nan=True):
             raise ModelError(
                 "A loss must be a mean over rows, so that microbatches give the batch's "

@@ -93,10 +93,10 @@ class WorkersModel:
     def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
         self.original = model
         self.optimizer: Any = None
-        self._given = dict(config)
+        self._given = dict(config)  # each rank passes it to `smp.init`
         self._config = configs.check(config)
-        self._compiled: dict[str, Any] | None = None
-        self._state = OptimizerState()
+        self._compiled: dict[str, Any] | None = None  # without the optimizer; None until `compile`
+        self._state = OptimizerState()  # of the last `fit`: the optimizer here is never built
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not yet set, as in a copy
@@ -227,7 +227,7 @@ class WorkersModel:
         variables = self.original.variables
         for each in ended:
             for number, value in each.values.items():
-                values.share(tf_variable(variables[number]), value)
+                values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
             self._state = _joined([each.state for each in ended])
             early = keras_optimizers.optimizer_variables(self.optimizer)
@@ -236,7 +236,7 @@ class WorkersModel:
         for callback, attributes in zip(callbacks, first.callbacks, strict=True):
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
-        first.chance.restore()
+        first.chance.restore()  # the script draws on where plain Keras would leave it
         if method != "fit":
             return tf.nest.map_structure(_own, first.result)
         step_report.remember(first.report)
@@ -316,19 +316,19 @@ def run_rank(
     inbox, *outboxes = descriptors
     mailbox = Mailbox(MailboxSpec(rank, size, inbox, tuple(outboxes)))
     runtime.enter(mailbox)
-    _private_at_first()
+    _private_at_first()  # cached in the first call, before its tensors
     try:
         runtime.init(dict(config))
         part = KerasModel(model)
         part.compile(optimizer=optimizer, **compiled)
-        early = keras_optimizers.optimizer_variables(part.optimizer)
-        if method == "fit":
+        early = keras_optimizers.optimizer_variables(part.optimizer)  # not built: no slots
+        if method == "fit":  # others have no use for slots
             _fill(part, state, early)
-        chance.restore()
+        chance.restore()  # last, so that no preparation draws from the script's state
         result = getattr(part, method)(**given)
         return _ended(part, result, early, _callbacks(given))
     finally:
-        runtime.enter(None)
+        runtime.enter(None)  # the pool may give this worker to another call
         mailbox.close()
 
 
@@ -348,7 +348,7 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     for variable, value in zip(early, state.early, strict=True):
         variable.assign(value)
     part.optimizer.build(part.trainable_variables)
-    if not state.slots and not state.late:
+    if not state.slots and not state.late:  # before the first `fit`, new slots are right
         return
     numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
@@ -379,7 +379,7 @@ def _ended(
         held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
         state = _state(part, early)
     found = step_report.last_report() if trained else None  # all ranks must call it
-    if runtime.rank() > 0:
+    if runtime.rank() > 0:  # the rest is equal on all ranks, or rank 0's alone
         return RankResult(None, held_values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}

@@ -12,6 +12,7 @@ from nanotf.compat.keras_common import has_own_step
 from nanotf.errors import InvalidArgumentTypeError, ModelError, UnavailableError
 from nanotf.sagemaker.smp.step_model import StepModel
 
+# `KerasModel` has its own, so those of the model would not be called.
 _OWN = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
@@ -92,7 +93,7 @@ def check_optimizer(optimizer: Any, partitions: int) -> None:
 def named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns all arguments of a method of `tf.keras.Model` by name."""
     signature = inspect.signature(getattr(tf.keras.Model, method))
-    given = dict(signature.bind_partial(None, *args, **kwargs).arguments)
+    given = dict(signature.bind_partial(None, *args, **kwargs).arguments)  # None: `self`
     given.pop("self", None)
-    further = given.pop("kwargs", {})
+    further = given.pop("kwargs", {})  # of Keras 2's `compile`
     return {**given, **further}

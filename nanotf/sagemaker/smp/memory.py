@@ -41,7 +41,8 @@ def variable_bytes(weights: Iterable[Any]) -> tuple[int, int]:
         The bytes of those, and of all other variables that exist: slots, counters, metrics.
     """
     handles = {id(v.handle): v for v in map(tf_variable, weights)}
-    others: dict[int, Any] = {}
+    others: dict[int, Any] = {}  # by the id of the handle, which several objects may share
+    # TensorFlow lists no variables, and optimizers may be anywhere in the script.
     for each in gc.get_objects():
         # `isinstance` would run code of proxies.
         if not issubclass(type(each), tf.Variable) or tf.is_symbolic_tensor(each.handle):

@@ -44,10 +44,10 @@ class MicrobatchPass:
         self._inputs, self._variables, self._line = inputs, variables, line
         self._tag, self._microbatch = tag, microbatch
         self._ended: Half | None = None  # a computation, until an operation notes its end
-        self._arrived: list[Any] = []
-        self._values: list[Any] = []
-        self._tape: Any = None
-        self.has_gradients = False
+        self._arrived: list[Any] = []  # in the order of `Stage.arrivals`
+        self._values: list[Any] = []  # of `Stage.function`: departures, then results
+        self._tape: Any = None  # of the stage alone, from `forward` to the gradients
+        self.has_gradients = False  # the body has asked for them, which it may do once
         # What all ranks compute around the model's call, for a comparison.
         self.seen: dict[str, list[Any]] = {}
 
@@ -78,12 +78,13 @@ class MicrobatchPass:
         for consumer in _consumers(departures):
             places = [i for i, c in enumerate(departures) if consumer in c.consumers]
             self._send([consumer], "forward", [self._values[i] for i in places])
+        # Results come last: partitions need them for the loss alone, after the last stage.
         own = [
             value
             for value, result in zip(
                 self._values[len(departures) :], self._stage.results, strict=True
             )
-            if self._cut.owners[result] is not EVERYWHERE
+            if self._cut.owners[result] is not EVERYWHERE  # those, every partition has computed
         ]
         others = [n for n in range(runtime.mp_size()) if n != runtime.mp_rank()]
         if own:
@@ -132,8 +133,9 @@ class MicrobatchPass:
                         "Gradients are computed in the function decorated by smp.step. Received: "
                         "a call of tape.gradient or smp.gradients after it. Return them from there."
                     )
+                # Not None, which would end the way to an input before `_without_gradient` raises.
                 zeros = [tf.zeros_like(tensor) for tensor in guarded]
-                with bodies.current().reads.paused():
+                with bodies.current().reads.paused():  # `check_reads` refuses the user's reads
                     found = this._backward(cotangents)
                 return [*found, *zeros, *(None for _ in kept)]
 
@@ -153,7 +155,7 @@ class MicrobatchPass:
         self.has_gradients = True
         given = [cotangent for cotangent in of_results if cotangent is not None]
         self.seen["the loss's gradients by the model's results"] = _floating(given)
-        if self.flow.asking[0] == runtime.mp_rank():
+        if self.flow.asking[0] == runtime.mp_rank():  # all that ask have equal ones: one sends
             for number in self.flow.passive:
                 wanted = [of_results[i] for i in self._floating_results(number)]
                 if wanted:
@@ -189,6 +191,7 @@ class MicrobatchPass:
         found = self._tape.gradient(
             targets, [*arrived, *self._variables], output_gradients=cotangents
         )
+        # The earlier partition waits for a dense tensor, whether the loss needs it or not.
         of_arrived = [
             tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
             for tensor, gradient in zip(arrived, found[: len(arrived)], strict=True)
@@ -225,14 +228,16 @@ class MicrobatchPass:
             arrived = self._receive(consumer, "backward", like) if like else []
             for place, tensor in zip(places, arrived, strict=True):
                 received[place].append(tensor)
+        # Copies: else the last stage's gradients would run ahead of their turn.
         own = self._line.copies([of_results[i] for i in self._stage.results])
-        summed = [tf.add_n(parts) if parts else None for parts in received]
+        summed = [tf.add_n(parts) if parts else None for parts in received]  # one per consumer
         pairs = zip(self._values, [*summed, *own], strict=True)
         kept = [(v, c) for v, c in pairs if v.dtype.is_floating and c is not None]
         return [value for value, _ in kept], [cotangent for _, cotangent in kept]
 
     def _send_backward(self, of_arrived: Sequence[Any]) -> None:
         floating = [c for c in self._stage.arrivals if c.tensor.dtype.is_floating]
+        # Others compute no gradients, and do not receive any.
         for source in sorted({c.source for c in floating} & {*self.flow.carrying}):
             pairs = zip(floating, of_arrived, strict=True)
             self._send([source], "backward", [g for c, g in pairs if c.source == source])

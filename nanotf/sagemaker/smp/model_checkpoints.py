@@ -12,7 +12,7 @@ from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.sagemaker.smp import communication, partitioned, runtime
 from nanotf.sagemaker.smp.step_model import StepModel
 
-DIRECTORY = "/opt/ml/checkpoints"
+DIRECTORY = "/opt/ml/checkpoints"  # which SageMaker copies to S3 for jobs that ask for it
 
 
 class PartitionedCheckpointManager:
@@ -32,12 +32,12 @@ class PartitionedCheckpointManager:
         max_to_keep: int | None = None,
         checkpoint_name: str = "ckpt",
     ) -> None:
-        runtime.current()
+        runtime.current()  # raises before `init`
         self.checkpoint = checkpoint
         self._is_partial = runtime.mp_size() > 1
         folder = pathlib.Path(directory)
         if self._is_partial:
-            folder /= f"partition_{runtime.mp_rank()}"
+            folder /= f"partition_{runtime.mp_rank()}"  # all partitions' files have equal names
         # What is saved: the checkpoint, or the part of it that this process holds.
         train = require_tensorflow().train
         self._saved = train.Checkpoint() if self._is_partial else checkpoint
@@ -77,7 +77,7 @@ class PartitionedCheckpointManager:
                         f"Received: save() with {part.name!r}, which no step has called."
                     )
                 part = partitioned.begun(part).numbered()
-            setattr(self._saved, name, part)
+            setattr(self._saved, name, part)  # anew: a later kind of call may make variables
 
     @property
     def directory(self) -> str:
@@ -167,7 +167,7 @@ class PartitionedCheckpointManager:
 
     def _only_model(self) -> Any:
         models = self._models()
-        if len(models) != 1:
+        if len(models) != 1:  # an unbuilt optimizer does not know whose variables it updates
             raise ModelError(
                 "A checkpoint is restored before the optimizer is built if it holds one model. "
                 f"Received: {len(models)} models. Restore it after the first update."

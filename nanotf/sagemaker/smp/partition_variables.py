@@ -68,6 +68,7 @@ class Variables:
                 self._release(variable)
         self._initializers = []
         known = {id(variable) for variable in self.all}
+        # Keras 2's casting variables wrap the one that has the value.
         for variable in (values.behind(tf_variable(each)) for each in existing):
             if id(variable) not in known:
                 self.all.append(variable)

@@ -48,7 +48,7 @@ class Partitioned:
         # An argument that cannot be hashed may differ in each call, so each is cut anew.
         if key is None or own not in self._cuts:
             begin = seeds.state if seeds is not None else None
-            with tf.init_scope():
+            with tf.init_scope():  # out of the step's graph: later traces use the cut, too
                 made, draws = self._make(
                     call, flat, [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
                 )
@@ -60,7 +60,7 @@ class Partitioned:
         owners = {self._variables.partition_of(v) for v in all_trainable(call.model)}
         found, count = self._cuts[own]
         self.flow = cut.gradient_flow(found, runtime.mp_size(), owners)
-        if seeds is not None and own != key:
+        if seeds is not None and own != key:  # a cut that was made before has counted nothing
             seeds.count = count
         return found, tensors
 
@@ -238,6 +238,7 @@ def _tensor(leaf: Any) -> Any:
 
 def _key(call: BodyCall, flat: Sequence[Any]) -> Any:
     """Returns what two calls have in common that one trace serves; None if that cannot be told."""
+    # Compared as a text, since lists and dicts cannot be hashed.
     structure = tf.nest.map_structure(lambda _: 0, (call.args, call.kwargs))
     leaves = tuple(
         (tuple(leaf.shape), leaf.dtype.name) if tf.is_tensor(leaf) else leaf for leaf in flat

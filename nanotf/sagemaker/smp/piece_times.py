@@ -56,11 +56,12 @@ class _Piece:
         self._traced = traced
         self._inside = {op.name for op in operations}
         self._everywhere = everywhere
-        self._nodes: dict[str, Any] = {}
+        self._nodes: dict[str, Any] = {}  # operations by name, also those without a piece
         self._feeds: dict[str, Any] = {}  # by name, tensors that come from elsewhere
         for op in operations:
             self._take(op)
         self._definition = tf.compat.v1.GraphDef(library=library)
+        # A definition without versions counts as one of the oldest TensorFlow.
         self._definition.versions.CopyFrom(traced.function.graph.graph_def_versions)
         self._definition.node.extend(self._copies())
         self._ends = [part.name for op in operations for part in op.outputs if self._leaves(part)]
@@ -100,6 +101,7 @@ class _Piece:
     def seconds(self) -> float:
         """Runs the piece, and returns the seconds of its shortest run."""
         specs = [
+            # A handle is a scalar, whatever the shape of its variable.
             tf.TensorSpec([] if part.dtype == tf.resource else part.shape, part.dtype)
             for part in self._feeds.values()
         ]
@@ -148,4 +150,4 @@ def _constant(like: Any) -> Any:
         raise ValueError(f"{like.name} is of unknown shape: {like.shape}.")
     if like.dtype.is_floating:
         return tf.fill(like.shape, tf.cast(0.5, like.dtype))
-    return tf.zeros(like.shape, like.dtype)
+    return tf.zeros(like.shape, like.dtype)  # as indices, valid for any table

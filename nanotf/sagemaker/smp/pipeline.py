@@ -59,10 +59,10 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
             tag = f"step{number}.{microbatch}"
             if action.kind is schedule.Half.FORWARD:
                 call = body.start()
-                if call is not None:
+                if call is not None:  # else the function has ended without a model
                     times.models.add(call.model)
                     known = partitioned.begun(call.model)
-                    with step_seeds.drawing_from(body.seeds):
+                    with step_seeds.drawing_from(body.seeds):  # this thread traces the model
                         parts_of_call = *known.cut(call), known.trainable, known.flow
                     made = MicrobatchPass(*parts_of_call, line, tag, microbatch)
                     made.forward()
@@ -99,6 +99,7 @@ def _continue(body: bodies.Body, made: MicrobatchPass, tag: str) -> None:
             "A step with several partitions calls one model once. Received: a further call, of "
             f"{again.model.name!r}. Call all parts in one smp.DistributedModel."
         )
+    # Asked while tracing: a step whose partitions differ here would be a deadlock.
     asked = exchange.known_everywhere(f"{tag}.asked", int(made.has_gradients))
     counts = {partition: asked[partition] for partition in made.flow.asking}
     if len(set(counts.values())) > 1:
@@ -113,6 +114,7 @@ def _continue(body: bodies.Body, made: MicrobatchPass, tag: str) -> None:
 
 
 def _is_of_numbers(leaf: Any) -> bool:
+    # Texts arrive as arrays of objects, whose bytes are addresses.
     kinds = (tf.string, tf.resource, tf.variant)
     return isinstance(leaf, tf.Tensor) and leaf.dtype not in kinds
 

@@ -29,7 +29,7 @@ WORLD, MP_GROUP, DP_GROUP = CommGroup  # the original has them under these names
 class RankType(enum.Enum):
     """The group in which a rank counts."""
 
-    WORLD_RANK = "rank"
+    WORLD_RANK = "rank"  # in the order of `CommGroup`: `communication._GROUPS` pairs them
     MP_RANK = "mp_rank"
     DP_RANK = "dp_rank"
 

@@ -58,7 +58,7 @@ def _like(arrays: Sequence[Array]) -> str:
 def _mean(copies: Sequence[Array]) -> Array:
     # 16-bit floats are summed with 32 bits and rounded once, as in `Group.all_reduce`.
     wide = np.float32 if copies[0].dtype.itemsize == 2 else copies[0].dtype
-    total = copies[0].astype(wide)
+    total = copies[0].astype(wide)  # always a copy: receivers share the sender's block
     for copy in copies[1:]:
         total += copy
     total /= len(copies)

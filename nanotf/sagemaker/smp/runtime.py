@@ -39,7 +39,7 @@ class _Process:
 
 
 _here = _Process()
-_hooks: list[Callable[[], Any]] = []
+_hooks: list[Callable[[], Any]] = []  # until the first step: `register_post_partition_hook`
 # The `trace.Notes` of the model's call that is traced; `partition` notes operations there.
 notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
@@ -102,7 +102,7 @@ def gather(
         what: the call, for errors about ranks that do not make it; None for that of `receive`.
     """
     own, others = rank(), [each for each in group if each != rank()]
-    if others:
+    if others:  # the only process has no mailbox
         mailbox().send_to_all(others, tag, list(arrays))
     return [list(arrays) if each == own else mailbox().receive(each, tag, what) for each in group]
 
@@ -147,7 +147,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             f"    {command(found.partitions)}\n"
             "A larger number, divisible by that of partitions, trains several copies."
         )
-    _here.config = found
+    _here.config = found  # only now: a call that raises leaves the configuration before
     _hooks.clear()
     for line in found.without_effect() if _place(found).rank == 0 else ():
         logger.warning("%s", line)
@@ -155,6 +155,7 @@ def init(config: dict[str, Any] | None = None) -> None:
 
 def command(processes: int | None) -> str:
     """Returns the command that starts this script as so many ranks."""
+    # No script: `python -c`, or Python's prompt.
     is_script = pathlib.Path(sys.argv[0]).is_file()
     words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
     return f"nanotf run --smp -n {processes} {shlex.join(words)}"
@@ -259,6 +260,7 @@ def partition(index: int) -> Iterator[None]:
             f"index={index!r}, partitions={found.partitions}."
         )
     noting = notes.get()
+    # With one partition, and outside a model's call, nobody notes operations.
     if noting is None or found.auto_partition:
         yield
         return
@@ -278,7 +280,7 @@ def register_post_partition_hook(
         hook: the function.
         *args, **kwargs: its arguments.
     """
-    current()
+    current()  # raises before `init`
     _hooks.append(functools.partial(hook, *args, **kwargs))
     return hook
 
@@ -286,7 +288,7 @@ def register_post_partition_hook(
 def run_hooks() -> None:
     """Runs and forgets the registered functions."""
     while _hooks:
-        _hooks.pop(0)()
+        _hooks.pop(0)()  # removed first, as it may raise
 
 
 def allowed(

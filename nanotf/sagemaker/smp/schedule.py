@@ -44,7 +44,7 @@ def actions(config: Config, partition: int) -> list[Action]:
         partition: 0 to `config.partitions - 1`.
     """
     count = config.microbatches
-    ahead = count
+    ahead = count  # "simple", and "_only_forward": first all forward
     if config.pipeline == "interleaved":
         # As many as it takes until the first backward pass arrives from the last partition.
         ahead = min(count, config.partitions - partition, config.active_microbatches)

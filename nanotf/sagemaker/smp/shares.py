@@ -64,4 +64,5 @@ def bounds(rows: Any, count: int, number: int) -> tuple[Any, Any]:
 
 
 def _rows(value: Any, begin: Any, length: Any) -> Any:
+    # No tensor: None, where a batch has no sample weights.
     return value[begin : begin + length] if tf.is_tensor(value) else value

@@ -41,7 +41,7 @@ class Slicing:
         """
         found = []
         for number in range(count):
-            bound = self.signature.bind(*args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)  # anew: its arguments are replaced
             for name, value in bound.arguments.items():
                 if name not in self.whole:
                     axis = self.axes.get(name, 0)
@@ -60,10 +60,11 @@ def _part(value: Any, name: str, count: int, number: int, axis: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _part(item, name, count, number, axis) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
+        # A namedtuple takes its fields one by one.
         return type(value)(*(_part(item, name, count, number, axis) for item in value))
     if isinstance(value, (list, tuple, set)):
         return type(value)(_part(item, name, count, number, axis) for item in value)
-    return value
+    return value  # what is no data, such as a flag, goes whole to each microbatch
 
 
 def _composite_rows(value: Any, name: str, count: int, number: int, axis: int) -> Any:

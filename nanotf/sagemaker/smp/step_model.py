@@ -15,7 +15,7 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.errors import JobError, ModelError, UnavailableError
 from nanotf.sagemaker.smp import communication, partitioned, pipeline, runtime
 
-SAVE_PATH = "/opt/ml/model"
+SAVE_PATH = "/opt/ml/model"  # SageMaker uploads it at the end of a job
 
 
 def _of_this_partition(name: str) -> property:
@@ -52,6 +52,7 @@ class StepModel(AskedByCheckpoints, tf.keras.Model):  # type: ignore[misc]
         models.setdefault(self)
         runtime.called.setdefault(self)
         known = partitioned.of(self)
+        # The model is whole in rank 0 while it is saved, and an export calls it.
         if runtime.mp_size() == 1 or (known is not None and known.is_whole):
             return super().__call__(*args, **kwargs)
         return pipeline.call(self, super().__call__, args, kwargs)

@@ -40,6 +40,7 @@ class StepOutput:
         """Returns the sum over microbatches."""
         if self._is_sparse():
             return _joined(self.outputs)
+        # Not `tf.add_n`, which holds all microbatches' gradients until the last is there.
         return functools.reduce(lambda total, output: total + output, self.outputs)
 
     def concat(self) -> Any:
@@ -81,7 +82,7 @@ class StepOutput:
             mean = _over_replicas(mean)
         if var is None:
             return mean
-        var.assign(tf.convert_to_tensor(mean))
+        var.assign(tf.convert_to_tensor(mean))  # dense, also of an embedding's rows
         return var
 
     def _is_sparse(self) -> bool:
@@ -106,6 +107,7 @@ def _over_replicas(value: Any) -> Any:
         parts = [value.values, value.indices]
         like = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in parts]
         values, indices = python_operation(_all_rows, parts, like)
+        # Rows side by side are a sum over the copies.
         return tf.IndexedSlices(_scaled(values, runtime.dp_size()), indices, value.dense_shape)
     return python_operation(_average, [value], [value])[0]
 

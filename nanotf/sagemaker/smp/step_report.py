@@ -24,7 +24,7 @@ from nanotf.sagemaker.smp.times import ComputedHalf, Execution, Interval
 
 _MIB = 2**20
 _WIDTH = 100  # of lines of text
-_NO_BREAK = "\xa0"
+_NO_BREAK = "\xa0"  # in a pass, where `textwrap` must not break the line
 _COLOURS = {
     "forward": COLOURS["compute"],
     "backward": COLOURS["input"],
@@ -86,7 +86,7 @@ class RankReport:
         if execution is None:
             return []
         return [
-            Slice("messages, other", *execution.whole),
+            Slice("messages, other", *execution.whole),  # first: the others are drawn over it
             *(Slice("waiting", *wait) for wait in execution.waits),
             *(
                 Slice(block.kind.name.lower(), *block.time, label=str(block.microbatch))
@@ -198,6 +198,7 @@ def last_report() -> StepReport:
         return of_workers
     config, place = runtime.current(), runtime.place()
     recorded = times.last(config)
+    # One partition records no times.
     models = list(runtime.called if recorded is None else recorded.models)
     if not models or (recorded is None and config.partitions > 1):
         raise JobError(

@@ -80,7 +80,7 @@ class SeedStream:
         base = graph.seed if self.base is None else self.base
         if base is None and own is None:
             return stock(None)  # the operation draws its seeds by itself
-        before, graph.seed = graph.seed, _WITHOUT if base is None else base
+        before, graph.seed = graph.seed, _WITHOUT if base is None else base  # `stock` reads it
         try:
             first, second = stock(self._next(graph) if own is None else own)
         finally:
@@ -134,6 +134,7 @@ def agreed(step: str) -> int:
         step: unique to the step, and the same on all ranks.
     """
     given = tf.compat.v1.get_default_graph().seed
+    # Not from a generator of Python's or NumPy's, whose next numbers are the script's.
     own = int.from_bytes(os.urandom(4), "little") if given is None else given
     return exchange.known_everywhere(f"{step}.seed", own % _BELOW)[0]
 
@@ -166,6 +167,7 @@ def _generating(stock: Any, _: Any) -> Any:
         drawn = stock(self, *args, **kwargs)
         if _current.get() is None or not runtime.has_replicas() or runtime.dp_rank() == 0:
             return drawn
+        # A pair: the seed, which differs by copy, and Keras's count of the draws.
         own = [_mixed(0, runtime.dp_rank(), 0), 0]
         return drawn + tf.cast(tf.constant(own, tf.int64), drawn.dtype)
 

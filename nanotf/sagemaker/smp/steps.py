@@ -37,7 +37,7 @@ from nanotf.sagemaker.smp.slicing import Slicing
 from nanotf.sagemaker.smp.step_output import StepOutput
 from nanotf.tracebacks import raising_at_the_call
 
-_OF_BODY = ("autograph", "experimental_autograph_options")
+_OF_BODY = ("autograph", "experimental_autograph_options")  # options for the user's code alone
 
 
 @raising_at_the_call
@@ -124,11 +124,12 @@ class PartitionedStep:
         self._models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._config is not runtime.current():
+        if self._config is not runtime.current():  # a later `init` makes another one, even if equal
             self._config = runtime.current()
             self._graphs.clear()
             self._models.clear()
         made = self._graphs.get(self._key()) or self._make()
+        # With options of its own, such as jit_compile, it stays a function.
         inlined = not tf.executing_eagerly() and not self._of_graph
         if inlined:
             args, kwargs = tf.nest.map_structure(_argument, (args, kwargs))
@@ -183,6 +184,7 @@ class PartitionedStep:
                 runtime.run_hooks()
             return results
 
+        # `tf.function` matches arguments, and an input_signature, by it.
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
         return tf.function(microbatches, autograph=False, **self._of_graph)
 
@@ -215,7 +217,7 @@ class _BodyTraces:
 
     def of(self, microbatch: int) -> Any:
         """Returns the `tf.function` of a microbatch; all before it have been called."""
-        if microbatch > 0 and not self._draws:
+        if microbatch > 0 and not self._draws:  # known since the first one was traced
             return self._functions[0]
         while len(self._functions) <= microbatch:
             traced = functools.partial(self._trace, len(self._functions))
@@ -247,6 +249,7 @@ def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
 def _applying_none(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+        # A list: it may be an iterator. Keras 3 unpacks `zip(*pairs)`, which fails without pairs.
         pairs = list(grads_and_vars)
         return stock(self, pairs) if pairs else self.iterations
 

@@ -97,10 +97,10 @@ class StepTimes:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # `_last` would keep them for good
         self.executions = 0
         self.computes_gradients = False
-        self._began = 0
+        self._began = 0  # nanoseconds of `timing.now`
         self._events: list[tuple[Label, Interval]] = []  # in order, as only one runs at a time
 
     def noting(self, label: Label, function: Callable[..., Any]) -> Callable[..., Any]:

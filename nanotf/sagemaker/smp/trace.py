@@ -119,6 +119,7 @@ def trace(
         found["outputs"] = [tf.convert_to_tensor(part) for part in flat]
         return found["outputs"]
 
+    # Not `tf.function`: only what this makes can be pruned to a stage.
     function = tf.compat.v1.wrap_function(traced, list(specs))
     return TracedCall(function=function, effects=effects.operations, **found)
 

@@ -108,7 +108,7 @@ def pack(source: int, tag: str, arrays: Sequence[Array]) -> tuple[bytes, Block |
         InvalidArgumentTypeError: An array holds Python objects.
     """
     for array in arrays:
-        if array.dtype.hasobject:
+        if array.dtype.hasobject:  # its bytes are addresses in this process
             raise InvalidArgumentTypeError(
                 "A mailbox carries arrays of numbers, bools or bytes. Received: an array of dtype "
                 f"{array.dtype} and shape {array.shape}, tag={tag!r}. Pickle its objects first."
@@ -134,10 +134,10 @@ def unpack(message: Letter | LetterBlock, fd: int | None) -> tuple[Letter, list[
     """
     if isinstance(message, Letter):
         assert message.content is not None
-        content = bytearray(message.content)
+        content = bytearray(message.content)  # arrays over `bytes` would be read-only
         return message, [np.ndarray(s, d, content, offset) for d, s, offset in message.arrays]
-    assert fd is not None
-    block = Block(message.nbytes, fd)
+    assert fd is not None  # the mailbox raises for a descriptor that the kernel dropped
+    block = Block(message.nbytes, fd)  # closes `fd`: a letter that waits in a box holds none
     # The zeros behind a pickle are not read.
     head = block.array(message.offset, (block.nbytes - message.offset,), np.uint8)
     letter: Letter = pickle.loads(head.data)

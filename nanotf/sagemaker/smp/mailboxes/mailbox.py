@@ -88,8 +88,8 @@ class Mailbox:
         self._inbox = socket.socket(fileno=spec.inbox)
         *outboxes, self._supervisor = [InboxSender(fd) for fd in spec.outboxes]
         self._outboxes = outboxes
-        self._numbers = itertools.count()
-        self._parent = os.getppid()
+        self._numbers = itertools.count()  # of `MailboxWait`s; `next` is atomic and needs no lock
+        self._parent = os.getppid()  # changes when the process that started the ranks ends
         self._changed = threading.Condition()
         # Guarded by `_changed`. The thread fills boxes, `receive` empties them.
         self._boxes: dict[tuple[int, str], collections.deque[list[Array]]] = {}
@@ -141,7 +141,7 @@ class Mailbox:
         with self._changed:
             for destination in destinations:
                 self._check_alive(destination, f"send(destination={destination}, tag={tag!r})")
-        data, block = pack(self.rank, tag, arrays)
+        data, block = pack(self.rank, tag, arrays)  # without the lock: the copy may take long
         for destination in destinations:
             try:
                 self._post(self._outboxes[destination], data, block)
@@ -170,16 +170,17 @@ class Mailbox:
         wait = MailboxWait(next(self._numbers), source, what)
         with self._changed:
             try:
+                # Looks for the letter first: its sender may have ended after sending it.
                 while not (box := self._boxes.get(key)):
                     self._check_alive(source, what)
-                    self._waits[wait.number] = wait
+                    self._waits[wait.number] = wait  # the thread reports it to the supervisor
                     self._changed.wait(_POLL_SECONDS)
             finally:
                 self._waits.pop(wait.number, None)
             self._check_failure()  # once all fail, every call raises, even with its letter here
             arrays = box.popleft()
             if not box:
-                del self._boxes[key]
+                del self._boxes[key]  # `_check_alive` names those left as letters that nobody took
         return arrays
 
     def close(self) -> None:
@@ -187,7 +188,7 @@ class Mailbox:
         with self._changed:
             if self._is_closing:
                 return
-            self._is_closing = True
+            self._is_closing = True  # receives that wait see it within `_POLL_SECONDS`
         self._wake()
         self._thread.join(_FLUSH_SECONDS)
         for outbox in (*self._outboxes, self._supervisor):
@@ -243,16 +244,17 @@ class Mailbox:
 
     def _fail(self, error: NanoError) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            self._failure = self._failure or error  # later ones may follow from the first
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------- the thread
     def _post(self, outbox: InboxSender, data: bytes, block: Any) -> None:
         if not outbox.send(data, block):
-            self._wake()
+            self._wake()  # else the thread waits on without this outbox
 
     def _wake(self) -> None:
         try:
+            # Not `send`: an inbox without room for it holds datagrams, which wake the thread.
             self._outboxes[self.rank].offer(pickle.dumps(Wake()))
         except OSError:
             pass  # the thread has ended
@@ -267,6 +269,7 @@ class Mailbox:
                     if time.monotonic() - reported >= REPORT_SECONDS:
                         reported = time.monotonic()
                         self._report()
+        # No letter arrives without this thread, so every receive must raise.
         except Exception as error:
             self._fail(CollectiveError(f"The mailbox of rank {self.rank} has failed: {error!r}."))
 
@@ -275,12 +278,12 @@ class Mailbox:
 
     def _wait_for_io(self, until: float) -> None:
         """Waits for a datagram, or room for one, or a moment; reads and sends what it can."""
-        poll = select.poll()
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
         poll.register(self._inbox, select.POLLIN)
         pending = self._pending()
         for outbox in pending:
             poll.register(outbox, select.POLLOUT)
-        seconds = max(0.0, until - time.monotonic())
+        seconds = max(0.0, until - time.monotonic())  # `poll` takes a negative one for no limit
         ready = {fd for fd, _ in poll.poll(1000 * seconds)}
         if self._inbox.fileno() in ready:
             self._read()
@@ -289,6 +292,7 @@ class Mailbox:
                 continue
             try:
                 if not outbox.flush():
+                    # `poll` tells of room in the buffer, but not of too many descriptors under way.
                     time.sleep(_FULL_SECONDS)
             except OSError:
                 pass  # it has ended; whoever waits for it learns that from the supervisor
@@ -307,14 +311,14 @@ class Mailbox:
         if isinstance(message, (Letter, LetterBlock)):
             letter, arrays = unpack(message, fds[0] if fds else None)
             with self._changed:
-                self._received[letter.source] += 1
+                self._received[letter.source] += 1  # unequal to the sender's: some are under way
                 box = self._boxes.setdefault((letter.source, letter.tag), collections.deque())
                 box.append(arrays)
                 self._changed.notify_all()
         elif isinstance(message, AllFailed):
             self._fail(message.error)
         elif isinstance(message, RankEnded):
-            self._outboxes[message.rank].abandon()
+            self._outboxes[message.rank].abandon()  # `close` would wait for room there in vain
             with self._changed:
                 self._ended.add(message.rank)
                 self._changed.notify_all()
@@ -326,7 +330,7 @@ class Mailbox:
         with self._changed:
             waits = tuple(sorted(self._waits.values(), key=lambda wait: wait.number))
             received = tuple(self._received)
-        if waits:
+        if waits:  # silence says that this rank waits for nobody
             sent = tuple(outbox.sent for outbox in self._outboxes)
             is_busy = threads.others_run()
             report = WaitReport(self.rank, waits, sent, received, time.process_time(), is_busy)

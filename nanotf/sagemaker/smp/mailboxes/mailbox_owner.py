@@ -46,7 +46,7 @@ class MailboxOwner:
         self.partitions: dict[int, int] = {}
         self._reading = threading.Lock()
         self._watch = RankReports()  # guarded by `_reading`, like the above
-        self._failing = threading.Lock()
+        self._failing = threading.Lock()  # another one: `read` calls `fail` with `_reading` held
         self._failure: NanoError | None = None  # guarded by `_failing`, set once
         ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(size + 1)]
         *self._inboxes, own = [above_standard(reader.detach()) for reader, _ in ends]
@@ -63,6 +63,7 @@ class MailboxOwner:
 
         While a copy is open, sends to a rank that has ended do not fail.
         """
+        # `close` calls it again, when another file may have the number.
         fd, self._inboxes[rank] = self._inboxes[rank], -1
         if fd >= 0:
             os.close(fd)
@@ -101,6 +102,7 @@ class MailboxOwner:
         self.partitions[new.rank] = new.partition
         own = self._introductions.setdefault(new.rank, [])
         own.append(new.about)
+        # Only the same call is compared: some ranks may be one `smp.init` ahead.
         for rank, abouts in self._introductions.items():
             if len(abouts) >= len(own) and abouts[len(own) - 1] != new.about:
                 other = abouts[len(own) - 1]
@@ -140,7 +142,7 @@ class MailboxOwner:
         self._inbox.close()
 
     def _tell(self, data: bytes) -> None:
-        for outbox in self._outboxes[: self.size]:
+        for outbox in self._outboxes[: self.size]:  # the last one leads to this process
             with contextlib.suppress(OSError):  # it has ended
                 outbox.send(data)
 
@@ -165,9 +167,9 @@ def supervised(owner: MailboxOwner) -> Iterator[None]:
         thread.start()
         yield
     finally:
-        os.close(writer)
+        os.close(writer)  # the thread's `poll` sees the end of the pipe
         thread.join()
-        os.close(reader)
+        os.close(reader)  # after `join`: another file may get the number at once
 
 
 @contextlib.contextmanager
@@ -182,12 +184,12 @@ def mailboxes(size: int) -> Iterator[list[Mailbox]]:
     try:
         for rank in range(size):
             spec = owner.spec(rank)
-            copies = tuple(os.dup(fd) for fd in spec.fds)
+            copies = tuple(os.dup(fd) for fd in spec.fds)  # each mailbox closes its own
             made.append(Mailbox(MailboxSpec(rank, size, copies[0], copies[1:])))
             owner.release(rank)
         with supervised(owner):
             yield made
-            for mailbox in made:
+            for mailbox in made:  # while the owner still reads what they send
                 mailbox.close()
     finally:
         for mailbox in made:

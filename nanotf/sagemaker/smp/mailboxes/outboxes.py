@@ -86,15 +86,16 @@ class InboxSender:
             try:
                 if not self._try(*self._pending[0]):
                     return False
-            except OSError:
+            except OSError:  # the receiver has ended: nobody gets the rest either
                 self._pending.clear()
                 raise
-            self._pending.popleft()
+            self._pending.popleft()  # and the block's descriptor: the datagram has a duplicate
         return True
 
     def _try(self, data: bytes, block: Block | None) -> bool:
         fds = [] if block is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(block.fd))]
         try:
+            # By a flag: O_NONBLOCK would be set for all processes that share the socket.
             self._socket.sendmsg([data], fds, socket.MSG_DONTWAIT)
         except OSError as error:
             if error.errno in _FULL:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from nanotf.errors import CollectiveError
 from nanotf.sagemaker.smp.mailboxes.letters import WaitReport
 
-STILL_SECONDS = 3.0
+STILL_SECONDS = 3.0  # above `FRESH_SECONDS`, so that the times of all ranks overlap
 FRESH_SECONDS = 2.5  # more than two of `mailbox.REPORT_SECONDS`
 IDLE_SHARE = 0.05  # of one core: below it, a process does nothing but wait
 _SHOWN = 8  # ranks in a message, and waits of one
@@ -55,6 +55,7 @@ class RankReports:
         if last is not None and _same(last.report, report):
             used = report.seconds - last.report.seconds
             is_idle = not (last.report.is_busy or report.is_busy)
+            # After a longer gap, it may have stopped waiting in between.
             if is_idle and used <= IDLE_SHARE * (now - last.at) and now - last.at <= FRESH_SECONDS:
                 since = last.since
         self._seen[report.rank] = _Seen(report, now, since)
@@ -71,7 +72,7 @@ class RankReports:
             begins = self._begins.get(rank, {})
             self._begins[rank] = {number: begins.get(number, seen.at) for number in current}
             for number, begin in self._begins[rank].items():
-                is_fresh = now - seen.at <= FRESH_SECONDS
+                is_fresh = now - seen.at <= FRESH_SECONDS  # else it may have its letter by now
                 if is_fresh and now - begin > seconds and (rank, number) not in self._named:
                     self._named.add((rank, number))
                     texts.append(
@@ -107,7 +108,7 @@ def stuck(reports: Mapping[int, WaitReport]) -> dict[int, WaitReport]:
         if not free:
             return found
         for rank in free:
-            del found[rank]
+            del found[rank]  # the next round frees those that wait for it
 
 
 def _is_stuck(report: WaitReport, among: Mapping[int, WaitReport]) -> bool:
