@@ -139,7 +139,23 @@ def test_tensorboard(requests: list[JobRequest], capsys: pytest.CaptureFixture[s
         ({"max_run": 1, "train_max_run": 2}, InvalidArgumentTypeError, "under one name"),
         ({"metric_definitions": [{"Name": "a"}]}, InvalidArgumentError, "with Name and Regex"),
         ({"distribution": {"horovod": {}}}, InvalidArgumentError, r"Received: \['horovod'\]"),
-        ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "must hold dicts"),
+        ({"distribution": "mpi"}, InvalidArgumentTypeError, "Received: distribution='mpi'"),
+        ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "Received: mpi=True"),
+        (
+            {"distribution": {"smdistributed": True}},
+            InvalidArgumentTypeError,
+            "a dict with keys among modelparallel, dataparallel",
+        ),
+        (
+            {"distribution": {"smdistributed": {"dataparallel": "yes"}}},
+            InvalidArgumentTypeError,
+            "Received: dataparallel='yes'. Pass a dict with keys among enabled",
+        ),
+        (
+            {"distribution": {"mpi": {1: True}}},
+            InvalidArgumentError,
+            r"'mpi' of `distribution` must have keys among .* Received: \['1'\]",
+        ),
         (
             {"distribution": {"mpi": {"enabled": True, "process_per_host": 2}}},
             InvalidArgumentError,
@@ -172,6 +188,8 @@ def test_results_before_a_job() -> None:
 DISTRIBUTIONS = [
     ({}, 1, None, {}),
     ({"parameter_server": {"enabled": False}}, 1, None, {}),
+    ({"mpi": None, "smdistributed": None}, 1, None, {}),
+    ({"smdistributed": {"dataparallel": None}}, 1, None, {}),
     (
         {"parameter_server": {"enabled": True}},
         1,
