@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nanotf.console import say
@@ -250,7 +251,10 @@ class TensorFlow:
         """
         path = None if output_path is None else addresses.local_path(os.fspath(output_path))
         job = record.find(training_job_name, path)
-        estimator = cls(**_arguments_of(job))
+        request = job.read_request()
+        estimator = cls(**_arguments_of(job, request))
+        # Not every kind of `distribution` leaves its name in the request.
+        estimator._workers = replace(estimator._workers, are_ranks=request.ranks)
         estimator.latest_training_job = TrainingJob(job)
         estimator.jobs.append(estimator.latest_training_job)
         if wait:
@@ -422,9 +426,8 @@ def _metric(definition: Any) -> Metric:
     return metric
 
 
-def _arguments_of(job: JobFolder) -> dict[str, Any]:
-    """Returns the constructor's arguments that make a job's request again."""
-    request = job.read_request()
+def _arguments_of(job: JobFolder, request: JobRequest) -> dict[str, Any]:
+    """Returns the constructor's arguments that make a job's request again, but for `ranks`."""
     values = request.hyperparameters
     return {
         "entry_point": request.source.script,
