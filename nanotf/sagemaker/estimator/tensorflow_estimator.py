@@ -214,10 +214,7 @@ class TensorFlow:
         values = self._hyperparameters | self._workers.hyperparameters
         if self.model_dir is False or "model_dir" in values:
             return values
-        job = JobFolder(self._folder() / name)
-        # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
-        first = job.tree("algo-1")
-        default = first.model if self._workers.is_mpi else first.shared_model
+        default = _default_model_dir(JobFolder(self._folder() / name), self._workers.is_mpi)
         return values | {"model_dir": str(self.model_dir or default)}
 
     def _checkpoints(self) -> str | None:
@@ -426,15 +423,27 @@ def _metric(definition: Any) -> Metric:
     return metric
 
 
+def _default_model_dir(job: JobFolder, is_mpi: bool) -> pathlib.Path:
+    # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
+    first = job.tree("algo-1")
+    return first.model if is_mpi else first.shared_model
+
+
 def _arguments_of(job: JobFolder, request: JobRequest) -> dict[str, Any]:
     """Returns the constructor's arguments that make a job's request again, but for `ranks`."""
     values = request.hyperparameters
+    # Without the platform's: `distribution` makes them again.
+    given = texts.of_script(values)
+    # Nor the job's own folder, which `fit` chose: another job has another one.
+    own = _default_model_dir(job, bool(values.get("sagemaker_mpi_enabled"))).resolve()
+    model_dir = given.get("model_dir")
+    if isinstance(model_dir, str) and pathlib.Path(model_dir).resolve() == own:
+        del given["model_dir"]
     return {
         "entry_point": request.source.script,
         "source_dir": request.source.folder,
         "dependencies": request.source.dependencies,
-        # Without the platform's: `distribution` makes them again.
-        "hyperparameters": texts.of_script(values),
+        "hyperparameters": given,
         "model_dir": None if "model_dir" in values else False,
         "output_path": request.upload or str(job.path.parent),
         "distribution": _distribution_of(values),

@@ -325,6 +325,20 @@ def test_an_attached_estimator_repeats_the_job(
     assert requests[1].hyperparameters == before.hyperparameters
 
 
+@pytest.mark.parametrize("distribution", [{}, {"mpi": {"enabled": True}}])
+def test_a_job_after_attach_has_a_model_dir_of_its_own(
+    distribution: dict[str, Any], requests: list[JobRequest], tmp_path: pathlib.Path
+) -> None:
+    jobs, link = tmp_path / "jobs", tmp_path / "link"
+    jobs.mkdir()
+    link.symlink_to(jobs)
+    estimator = _attach(_fit(requests, distribution=distribution, output_path=jobs), link)
+    assert estimator.hyperparameters() == {}
+    estimator.fit(wait=False, job_name="b")
+    first, second = (request.hyperparameters["model_dir"] for request in requests)
+    assert second == first.replace(str(jobs / "a"), str(link / "b"))
+
+
 def test_names_of_jobs(requests: list[JobRequest]) -> None:
     estimator = TensorFlow(entry_point="train.py", base_job_name="my_job")
     estimator.fit(wait=False)
