@@ -30,10 +30,12 @@ class ArgumentNames:
             UnavailableError: An argument needs what nanotf does not have.
         """
         renamed = {old: self.old[old] for old in arguments if old in self.old}
-        twice = [f"{old} and {new}" for old, new in renamed.items() if new in arguments]
+        twice = {old: new for old, new in renamed.items() if new in arguments}
         if twice:
+            both = ", ".join(f"{old} and {new}" for old, new in twice.items())
             raise InvalidArgumentTypeError(
-                f"{self.caller} takes an argument under one name. Received: {', '.join(twice)}."
+                f"{self.caller} takes an argument under one name. Received: {both}, which name "
+                f"the same. Leave out {', '.join(twice)}."
             )
         if renamed:
             told = ", ".join(f"{old} is now {new}" for old, new in renamed.items())

@@ -415,7 +415,7 @@ print(json.dumps([job.name, job.describe()["TrainingJobStatus"], estimator.model
     assert f'arguments ["--epochs", "2", "--model_dir", "{shared}"]' in log
     assert json.loads(last) == [
         *("a", "Completed", f"{output}/a/model.tar.gz", [0.0, 0.1]),
-        {"epochs": 2, "model_dir": shared},
+        {"epochs": 2},  # `model_dir` was not an argument
     ]
 
 

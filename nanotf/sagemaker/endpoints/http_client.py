@@ -10,6 +10,7 @@ import contextlib
 import email.utils
 import http.client
 import io
+import math
 import os
 import threading
 import time
@@ -174,8 +175,11 @@ def _retry_after(text: str | None) -> float | None:
     """Returns the seconds of a header `Retry-After`: a number, or a date. None for neither."""
     if text is None:
         return None
-    with contextlib.suppress(ValueError, TypeError):
-        return max(float(text), 0.0)
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError):
+        # `float` also reads "nan", which no comparison with a deadline refuses.
+        if math.isfinite(seconds := float(text)):
+            return max(seconds, 0.0)
+    # OverflowError: a time zone of many digits.
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
     return None

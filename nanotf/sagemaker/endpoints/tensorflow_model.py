@@ -66,9 +66,11 @@ class TensorFlowModel:
         num_processes: int | str | None = None,
         **arguments: Any,
     ) -> None:
+        if num_processes is not None:
+            # So that `modernize` sees if its other name, `model_server_workers`, is given, too.
+            arguments["num_processes"] = num_processes
         given = names.MODEL.modernize(arguments)
-        # `modernize` has made it of `model_server_workers`.
-        workers = given.pop("num_processes", None) if num_processes is None else num_processes
+        workers = given.pop("num_processes", None)
         names.MODEL.check_unknown(given, inspect.signature(TensorFlowModel).parameters)
         self.model_data = os.fspath(model_data)
         self.entry_point = None if entry_point is None else os.fspath(entry_point)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,11 +159,13 @@ def read_distribution(
             worker or rank, as in the original.
 
     Raises:
-        InvalidArgumentError: nanotf does not know the kind.
+        InvalidArgumentError: nanotf does not know the kind, or a key of it.
+        InvalidArgumentTypeError: The argument, a kind or a part of one is not a dict.
     """
+    _check_dict("distribution", distribution, _KINDS)
     distribution = dict(distribution or {})
     distribution.pop("instance_groups", None)  # all hosts are in one group
-    unknown = sorted(set(distribution) - set(_KINDS))
+    unknown = sorted(map(str, set(distribution) - set(_KINDS)))
     if unknown:
         raise InvalidArgumentError(
             f"`distribution` must have keys among {', '.join(_KINDS)}. Received: {unknown}."
@@ -176,7 +178,7 @@ def read_distribution(
         found["sagemaker_parameter_server_enabled"] = True
     if _enabled(distribution, "multi_worker_mirrored_strategy"):
         found["sagemaker_multi_worker_mirrored_strategy_enabled"] = True
-    parts = distribution.get("smdistributed", {})
+    parts = distribution.get("smdistributed") or {}
     own = _number_of_workers(distribution)
     is_dataparallel = _enabled(parts, "dataparallel") is not None
     if parallel := _enabled(parts, "modelparallel"):
@@ -217,9 +219,10 @@ def _number_of_workers(distribution: Mapping[str, Any]) -> int | None:
 def _check_keys(kinds: Mapping[str, Any]) -> None:
     """Rejects misspelled keys inside `distribution`, which would silently change nothing."""
     for name, given in kinds.items():
-        if name not in _KEYS or not isinstance(given, Mapping):
+        if name not in _KEYS or given is None:
             continue
-        unknown = sorted(set(given) - set(_KEYS[name]))
+        _check_dict(name, given, _KEYS[name])
+        unknown = sorted(map(str, set(given) - set(_KEYS[name])))
         if unknown:
             right = meant(unknown[0], _KEYS[name])
             hint = f" Did you mean {right!r}?" if right else ""
@@ -231,15 +234,17 @@ def _check_keys(kinds: Mapping[str, Any]) -> None:
             _check_keys(given)
 
 
-def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    value = kinds.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
+def _check_dict(name: str, given: Any, keys: Sequence[str]) -> None:
+    if given is not None and not isinstance(given, Mapping):
         raise InvalidArgumentTypeError(
-            f'`distribution` must hold dicts such as {{"{name}": {{"enabled": True}}}}. Received: '
-            f"{name}={value!r}."
+            f"`distribution` must be a dict that holds dicts. Received: {name}={given!r}. Pass a "
+            f"dict with keys among {', '.join(keys)}."
         )
+
+
+def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Returns the dict of a kind that is to be used, or None. `_check_keys` has seen it."""
+    value: Mapping[str, Any] = kinds.get(name) or {}
     return value if value.get("enabled", False) else None
 
 

@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nanotf.console import say
@@ -95,12 +96,13 @@ class TensorFlow:
         self.instance_type: str = given.pop("instance_type", "local")
         self.max_run: float | None = given.pop("max_run", None)
         self.metric_definitions = list(given.pop("metric_definitions", None) or ())
-        self.distribution = dict(given.pop("distribution", None) or {})
+        distribution = given.pop("distribution", None)
         # After all that is used was taken out: the rest has no effect, or is misspelled.
         names.NAMES.check_unknown(given, inspect.signature(TensorFlow).parameters)
         names.check_instance_type(self.instance_type)
         self._metrics = tuple(_metric(each) for each in self.metric_definitions)
-        self._workers = names.read_distribution(self.distribution, self.instance_count)
+        self._workers = names.read_distribution(distribution, self.instance_count)
+        self.distribution = dict(distribution or {})
         self.entry_point = os.fspath(entry_point)
         self.source_dir = None if source_dir is None else os.fspath(source_dir)
         self.dependencies = tuple(os.fspath(path) for path in dependencies or ())
@@ -212,10 +214,7 @@ class TensorFlow:
         values = self._hyperparameters | self._workers.hyperparameters
         if self.model_dir is False or "model_dir" in values:
             return values
-        job = JobFolder(self._folder() / name)
-        # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
-        first = job.tree("algo-1")
-        default = first.model if self._workers.is_mpi else first.shared_model
+        default = _default_model_dir(JobFolder(self._folder() / name), self._workers.is_mpi)
         return values | {"model_dir": str(self.model_dir or default)}
 
     def _checkpoints(self) -> str | None:
@@ -249,7 +248,10 @@ class TensorFlow:
         """
         path = None if output_path is None else addresses.local_path(os.fspath(output_path))
         job = record.find(training_job_name, path)
-        estimator = cls(**_arguments_of(job))
+        request = job.read_request()
+        estimator = cls(**_arguments_of(job, request))
+        # Not every kind of `distribution` leaves its name in the request.
+        estimator._workers = replace(estimator._workers, are_ranks=request.ranks)
         estimator.latest_training_job = TrainingJob(job)
         estimator.jobs.append(estimator.latest_training_job)
         if wait:
@@ -421,16 +423,27 @@ def _metric(definition: Any) -> Metric:
     return metric
 
 
-def _arguments_of(job: JobFolder) -> dict[str, Any]:
-    """Returns the constructor's arguments that make a job's request again."""
-    request = job.read_request()
+def _default_model_dir(job: JobFolder, is_mpi: bool) -> pathlib.Path:
+    # As SageMaker's local mode: a folder that all hosts share; with MPI, the folder `model`.
+    first = job.tree("algo-1")
+    return first.model if is_mpi else first.shared_model
+
+
+def _arguments_of(job: JobFolder, request: JobRequest) -> dict[str, Any]:
+    """Returns the constructor's arguments that make a job's request again, but for `ranks`."""
     values = request.hyperparameters
+    # Without the platform's: `distribution` makes them again.
+    given = texts.of_script(values)
+    # Nor the job's own folder, which `fit` chose: another job has another one.
+    own = _default_model_dir(job, bool(values.get("sagemaker_mpi_enabled"))).resolve()
+    model_dir = given.get("model_dir")
+    if isinstance(model_dir, str) and pathlib.Path(model_dir).resolve() == own:
+        del given["model_dir"]
     return {
         "entry_point": request.source.script,
         "source_dir": request.source.folder,
         "dependencies": request.source.dependencies,
-        # Without the platform's: `distribution` makes them again.
-        "hyperparameters": texts.of_script(values),
+        "hyperparameters": given,
         "model_dir": None if "model_dir" in values else False,
         "output_path": request.upload or str(job.path.parent),
         "distribution": _distribution_of(values),

@@ -32,8 +32,11 @@ class _Scope:
 
     def holds(self, module: Any) -> bool:
         file = getattr(module, "__file__", None)
-        return isinstance(file, str) and any(
-            pathlib.Path(file).is_relative_to(entry) for entry in self.entries
+        places = [file] if isinstance(file, str) else _folders(module)
+        # A namespace package that also has a folder elsewhere, such as `google`, belongs to all.
+        return bool(places) and all(
+            any(pathlib.Path(place).is_relative_to(entry) for entry in self.entries)
+            for place in places
         )
 
     def enter(self) -> None:
@@ -92,6 +95,12 @@ class ModuleScopes:
             self._active.leave()
         self._active = scope
         scope.enter()
+
+
+def _folders(module: Any) -> list[str]:
+    """Returns the folders of a namespace package, which has no file. Of other objects, none."""
+    # Not by `getattr`, which an object in `sys.modules` may answer with whatever it likes.
+    return list(vars(module).get("__path__") or ()) if isinstance(module, types.ModuleType) else []
 
 
 def _execute(script: pathlib.Path) -> None:

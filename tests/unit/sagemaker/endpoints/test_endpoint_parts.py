@@ -112,6 +112,11 @@ def test_arguments_of_deploy(
         ({"source_dir": "x"}, InvalidArgumentError, "belong to an entry point"),
         ({"num_processes": 0}, InvalidArgumentError, "Received: num_processes=0"),
         ({"num_processes": "two"}, InvalidArgumentError, "Received: num_processes='two'"),
+        (
+            {"num_processes": 2, "model_server_workers": 3},
+            InvalidArgumentTypeError,
+            "Received: model_server_workers and num_processes, which name the same. Leave out mo",
+        ),
         ({"git_config": {"repo": "x"}}, UnavailableError, "does not support `git_config`"),
     ],
 )

@@ -111,7 +111,13 @@ def test_a_busy_server_is_asked_again(
 
 @pytest.mark.parametrize(
     "answer",
-    [(503, b"no", {}), (500, b"no", {"Retry-After": "0"}), (429, b"no", {"Retry-After": "x"})],
+    [
+        (503, b"no", {}),
+        (500, b"no", {"Retry-After": "0"}),
+        (429, b"no", {"Retry-After": "x"}),
+        (429, b"no", {"Retry-After": "nan"}),
+        (429, b"no", {"Retry-After": f"Mon, 01 Jan 2024 00:00:00 +{'9' * 14}"}),
+    ],
 )
 def test_other_refusals_are_final(
     answer: Answer, server: _Server, client: HttpClient, slept: list[float]

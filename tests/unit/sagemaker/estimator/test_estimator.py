@@ -17,12 +17,14 @@ from nanotf.errors import (
 )
 from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput
 from nanotf.machine import tensorflow_build, topology
+from nanotf.sagemaker.detached.folders import now
+from nanotf.sagemaker.detached.owner import Owner
 from nanotf.sagemaker.estimator import estimator_arguments
 from nanotf.sagemaker.estimator.training_inputs import as_channels
-from nanotf.sagemaker.jobs import launch
+from nanotf.sagemaker.jobs import launch, record
 from nanotf.sagemaker.jobs.data_channels import DataChannel
 from nanotf.sagemaker.jobs.metrics import Metric
-from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
+from nanotf.sagemaker.jobs.record import JobFolder, JobRequest, JobState
 
 ACCURACY = {"Name": "val:acc", "Regex": "val_accuracy: ([0-9.]+)"}
 
@@ -76,9 +78,9 @@ def test_old_names_and_one_line(
             requests, train_instance_count=2, train_instance_type="local", train_max_run=9
         )
     assert (request.instances, request.max_run) == (2, 9)
-    (record,) = caplog.records
+    (line,) = caplog.records
     assert "train_instance_count is now instance_count, train_instance_type is now" in str(
-        record.getMessage()
+        line.getMessage()
     )
 
 
@@ -90,8 +92,8 @@ def test_names_that_matter_in_the_cloud_alone(
         for _ in range(2):
             assert _fit(requests, model_dir=False, **names).hyperparameters == {}
         _fit(requests, model_dir=False, role=None, disable_profiler=False)
-    (record,) = caplog.records
-    told = record.getMessage()
+    (line,) = caplog.records
+    told = line.getMessage()
     assert told.startswith("Without effect on this machine: the arguments code_location, ")
     assert all(name in told for name in names)
 
@@ -107,8 +109,8 @@ def test_the_version_of_tensorflow(
         _fit(requests, framework_version="2.21")
         assert not caplog.records
         _fit(requests, framework_version="2.3.1")
-    (record,) = caplog.records
-    assert "framework_version='2.3.1'; installed: tensorflow-cpu 2.21.0." in record.getMessage()
+    (line,) = caplog.records
+    assert "framework_version='2.3.1'; installed: tensorflow-cpu 2.21.0." in line.getMessage()
 
 
 def test_a_model_as_a_channel(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
@@ -139,7 +141,23 @@ def test_tensorboard(requests: list[JobRequest], capsys: pytest.CaptureFixture[s
         ({"max_run": 1, "train_max_run": 2}, InvalidArgumentTypeError, "under one name"),
         ({"metric_definitions": [{"Name": "a"}]}, InvalidArgumentError, "with Name and Regex"),
         ({"distribution": {"horovod": {}}}, InvalidArgumentError, r"Received: \['horovod'\]"),
-        ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "must hold dicts"),
+        ({"distribution": "mpi"}, InvalidArgumentTypeError, "Received: distribution='mpi'"),
+        ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "Received: mpi=True"),
+        (
+            {"distribution": {"smdistributed": True}},
+            InvalidArgumentTypeError,
+            "a dict with keys among modelparallel, dataparallel",
+        ),
+        (
+            {"distribution": {"smdistributed": {"dataparallel": "yes"}}},
+            InvalidArgumentTypeError,
+            "Received: dataparallel='yes'. Pass a dict with keys among enabled",
+        ),
+        (
+            {"distribution": {"mpi": {1: True}}},
+            InvalidArgumentError,
+            r"'mpi' of `distribution` must have keys among .* Received: \['1'\]",
+        ),
         (
             {"distribution": {"mpi": {"enabled": True, "process_per_host": 2}}},
             InvalidArgumentError,
@@ -172,6 +190,8 @@ def test_results_before_a_job() -> None:
 DISTRIBUTIONS = [
     ({}, 1, None, {}),
     ({"parameter_server": {"enabled": False}}, 1, None, {}),
+    ({"mpi": None, "smdistributed": None}, 1, None, {}),
+    ({"smdistributed": {"dataparallel": None}}, 1, None, {}),
     (
         {"parameter_server": {"enabled": True}},
         1,
@@ -257,8 +277,8 @@ def test_parameter_servers_are_told_once(
     with caplog.at_level(logging.WARNING, "nanotf"):
         for _ in range(2):
             _fit(requests, distribution={"parameter_server": {"enabled": True}})
-    (record,) = caplog.records
-    assert "synchronously" in record.getMessage()
+    (line,) = caplog.records
+    assert "synchronously" in line.getMessage()
 
 
 def test_model_dir(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
@@ -275,6 +295,48 @@ def test_model_dir(requests: list[JobRequest], tmp_path: pathlib.Path) -> None:
     assert passed(model_dir="s3://b/m") == "s3://b/m"
     assert passed(model_dir=False) is None
     assert passed(hyperparameters={"model_dir": "mine"}) == "mine"
+
+
+def _attach(request: JobRequest, jobs: pathlib.Path) -> TensorFlow:
+    """Attaches to a job that has ended."""
+    job = JobFolder(jobs / request.name)
+    job.path.mkdir(parents=True)
+    job.write_request(request)
+    job.write_state(JobState(record.COMPLETED, "Completed", Owner.this_process(), now()))
+    return TensorFlow.attach(request.name, output_path=jobs, wait=False)
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        {},
+        {"mpi": {"enabled": True, "processes_per_host": 2}},
+        {"smdistributed": {"dataparallel": {"enabled": True}}},
+        {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}},
+        {"mpi": {"enabled": True}, "nanotf": {"processes_per_host": 2}},
+    ],
+)
+def test_an_attached_estimator_repeats_the_job(
+    distribution: dict[str, Any], requests: list[JobRequest], tmp_path: pathlib.Path
+) -> None:
+    before = _fit(requests, distribution=distribution, model_dir="mine", output_path=tmp_path)
+    _attach(before, tmp_path).fit(wait=False, job_name="a")
+    assert (requests[1].num_processes, requests[1].ranks) == (before.num_processes, before.ranks)
+    assert requests[1].hyperparameters == before.hyperparameters
+
+
+@pytest.mark.parametrize("distribution", [{}, {"mpi": {"enabled": True}}])
+def test_a_job_after_attach_has_a_model_dir_of_its_own(
+    distribution: dict[str, Any], requests: list[JobRequest], tmp_path: pathlib.Path
+) -> None:
+    jobs, link = tmp_path / "jobs", tmp_path / "link"
+    jobs.mkdir()
+    link.symlink_to(jobs)
+    estimator = _attach(_fit(requests, distribution=distribution, output_path=jobs), link)
+    assert estimator.hyperparameters() == {}
+    estimator.fit(wait=False, job_name="b")
+    first, second = (request.hyperparameters["model_dir"] for request in requests)
+    assert second == first.replace(str(jobs / "a"), str(link / "b"))
 
 
 def test_names_of_jobs(requests: list[JobRequest]) -> None:

@@ -43,6 +43,45 @@ def test_each_model_has_its_own_modules(tmp_path: pathlib.Path) -> None:
     assert not {"inference", "features", "late"} & set(sys.modules)
 
 
+def test_a_package_without_init(tmp_path: pathlib.Path) -> None:
+    """It has no `__file__`, and it may be a package with `__init__.py` in another model's code."""
+    codes = {}
+    for name in ("bare", "whole", "other"):
+        codes[name] = tmp_path / name / "code"
+        package = codes[name] / "features"
+        package.mkdir(parents=True)
+        (package / "late.py").write_text(f"NAME = {name!r}")
+        (codes[name] / "inference.py").write_text(
+            "def late():\n    import features.late\n    return features.late.NAME\n"
+        )
+    (codes["whole"] / "features" / "__init__.py").touch()
+    scopes = ModuleScopes()
+    for _ in range(2):
+        for name, code in codes.items():
+            assert scopes.load(code).late() == name
+    scopes.close()
+    assert not {"inference", "features", "features.late"} & set(sys.modules)
+
+
+def test_a_package_without_init_that_others_extend(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, code = tmp_path / "own", tmp_path / "code"
+    for folder in (own, code):
+        (folder / "extended").mkdir(parents=True)
+    (own / "extended" / "of_all.py").touch()
+    (code / "inference.py").write_text("import extended.of_all\n")
+    monkeypatch.syspath_prepend(own)
+    scopes = ModuleScopes()
+    try:
+        scopes.load(code)
+        scopes.close()
+        assert {"extended", "extended.of_all"} <= set(sys.modules)
+    finally:
+        for name in ("extended", "extended.of_all"):
+            sys.modules.pop(name, None)
+
+
 def test_models_of_one_archive_share_the_code(tmp_path: pathlib.Path) -> None:
     first = with_code(
         double(),
