@@ -62,15 +62,20 @@ def held_back(error: BaseException | None = None, most: int = 2) -> Iterator[Non
         if _now.presses > most:
             before(number, frame)
 
+    raised: BaseException | None = None
     try:
         _now.holds, _now.presses, _now.told = True, int(begun), False
         signal.signal(signal.SIGINT, hold)
         yield
+    except BaseException as failure:
+        raised = failure
+        raise
     finally:
         _now.holds = False
         signal.signal(signal.SIGINT, before)
-    if _now.presses > 0 and not begun:
-        before(signal.SIGINT, None)
+        # Also in place of an error: a program that a terminal interrupts, too, fails by it.
+        if _now.presses > 0 and not begun and not isinstance(raised, KeyboardInterrupt):
+            before(signal.SIGINT, None)
 
 
 def deferred() -> contextlib.AbstractContextManager[None]:
@@ -112,7 +117,11 @@ def finish(work: Callable[[], None], name: str) -> bool:
             raised.append(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system allows none, or Python 3.12 at the end of the process
+        work()
+        return True
     has_ended = wait_for(thread, math.inf)
     if has_ended and raised:
         raise raised[0]
@@ -139,7 +148,7 @@ def wait_for(thread: threading.Thread, seconds: float) -> bool:
                 say("the call ends at once. Its workers were killed.", sys.stderr)
             _now.told = True
             return False
-        if waited > MOMENT_SECONDS and not _now.told:
+        if waited > MOMENT_SECONDS and _now.presses and not _now.told:
             _now.told = True
             say("ending the call. Ctrl-C again ends it at once.", sys.stderr)
         thread.join(min(POLL_SECONDS, seconds - waited))

@@ -25,6 +25,7 @@ import os
 import queue
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -379,7 +380,7 @@ class Pool:
         """Kills the workers at once, and frees what they have used."""
         if self.owner != os.getpid():
             return
-        with interrupts.held_back():
+        with interrupts.held_back(sys.exc_info()[1]):  # `close` ends so after a Ctrl-C
             self.kill_workers()
             if not self._is_freed:
                 self._is_freed = True

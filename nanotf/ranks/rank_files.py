@@ -18,7 +18,7 @@ import os
 import pathlib
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -145,11 +145,31 @@ def working_with(attribute: str) -> Callable[[Any, Any], Any]:
         @functools.wraps(stock)
         def work(self: Any, *args: Any, **kwargs: Any) -> Any:
             with _agreed(getattr(self, attribute)):
+                if kwargs.get("logs"):  # at a batch's end, those of this rank's rows
+                    kwargs["logs"] = _of_first_rank(kwargs["logs"])
                 return stock(self, *args, **kwargs)
 
         return work
 
     return replacement
+
+
+def _of_first_rank(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the logs of rank 0, by which all ranks decide alike what they save, and where."""
+    mine = tf.constant([[float(value) for value in logs.values()]], tf.float64)
+    found = this_rank.group().all_gather(mine, this_rank.FILES_KEY).numpy()[0].tolist()
+    return dict(zip(logs, found, strict=True))
+
+
+def reading(stock: Any, _: Any) -> Any:
+    """Makes a function that reads files, in such a method, do so in each rank by itself."""
+
+    @functools.wraps(stock)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        with _as(_Role.ALONE):  # Keras copies a remote file to a temporary one first
+            return stock(*args, **kwargs)
+
+    return read
 
 
 def asking(stock: Any, _: Any) -> Any:

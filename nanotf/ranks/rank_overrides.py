@@ -122,12 +122,13 @@ FILES: tuple[Override, ...] = (
     *(
         Override(f"tensorflow:keras.callbacks.{name}", _ONCE, rank_files.working_with(attribute), versions)
         for name, attribute, versions in (
-            ("ModelCheckpoint._save_model", "filepath", KERAS_3),
+            ("ModelCheckpoint._save_model", "filepath", ANY),
             ("BackupAndRestore.on_train_begin", "backup_dir", ANY),
             ("BackupAndRestore._save_model", "backup_dir", KERAS_3),
             ("BackupAndRestore.on_train_end", "backup_dir", ANY),
         )
     ),
+    Override("tensorflow:keras.Model.load_weights", _ONCE, rank_files.reading),
     Override("tensorflow:io.gfile.rmtree", _ONCE, rank_files.leaving, KERAS_2),
     Override(f"{_KERAS_FILES}:exists", _ONCE, rank_files.asking, KERAS_3),
     Override(f"{_KERAS_FILES}:File", _ONCE, rank_files.opening, KERAS_3),

@@ -17,6 +17,7 @@ from nanotf.collectives.tally import CollectiveProgress
 from nanotf.compat import distribute, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.generators import from_generator
+from nanotf.errors import ShippingError
 from nanotf.region import context, recording, scope
 from nanotf.region.ledger import Ledger
 from nanotf.region.replica_check import ReplicaCheck, held
@@ -189,6 +190,11 @@ def _current(kept: _KeptProgram) -> Iterator[None]:
         context.current = None
 
 
+def _known_to_parent(program: programs.ShippedProgram) -> whole.Known:
+    """Returns the objects that a result refers to by number."""
+    return {"object": program.numbered, "mutable": program.mutables}
+
+
 class LoopRun:
     """One `@nano` call in one worker.
 
@@ -253,7 +259,9 @@ class LoopRun:
                     program,
                     {
                         "returns": value,
-                        "leaves in an object of its caller's": before.changed(),
+                        "leaves in an object of its caller's": before.changed(
+                            lambda value: self._pickles(program, value)
+                        ),
                         "leaves in an attribute": program.changed_attributes(),
                         "draws": Chance.capture(),
                     },
@@ -318,13 +326,20 @@ class LoopRun:
 
     def _send(self, program: programs.ShippedProgram, parts: dict[str, Any]) -> None:
         """Sends the parent the parts of the result."""
-        packer, known = packing.Packer(), {"object": program.numbered, "mutable": program.mutables}
+        packer, known = packing.Packer(), _known_to_parent(program)
         named = {f"What a @nano function {does}": part for does, part in parts.items()}
         pickled = whole.dump(named, packer, known)
         block = packer.block()
         assert block.fd is not None
         self.session.channel.send(messages.Returned(self.number, pickled, block.nbytes), [block.fd])
         block.close_fd()  # the parent has its own by now
+
+    def _pickles(self, program: programs.ShippedProgram, value: Any) -> bool:
+        try:
+            whole.dump({"A value": value}, packing.Packer(), _known_to_parent(program))
+        except ShippingError:
+            return False
+        return True
 
     def _end(self, kept: _KeptProgram) -> orders.LoopEnd:
         self.state.store_rank(1, self.session.rank)  # turn 0 has the parent's values

@@ -153,6 +153,38 @@ def test_objects_of_keras_that_the_loop_changes() -> None:
     assert _objects_of_keras(two) == _objects_of_keras(lambda function: function)
 
 
+class Holder(tf.keras.layers.Layer):  # type: ignore[misc]
+    """A layer that holds objects whose state is not in their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = tf.data.Dataset.range(3).batch(2)
+        self.strategy = tf.distribute.get_strategy()
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+        self.seen = {"steps": 0}
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+@pytest.mark.both_generations
+def test_a_layer_that_holds_datasets_and_tables(tmp_path: pathlib.Path) -> None:
+    layer, log = Holder(), tf.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    log.set_model(layer)
+
+    @two
+    def train() -> int:
+        log.on_train_begin()  # it holds an open file from now on
+        layer.seen["steps"] += len(list(layer.rows))
+        log.keys = ["loss"]
+        return 7
+
+    assert train() == 7
+    assert layer.seen["steps"] == 2
+    assert log.keys == ["loss"]
+    assert int(layer.table.size()) == 0
+
+
 class Trainer:
     """All parts of a loop, in one object."""
 

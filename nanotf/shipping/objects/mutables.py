@@ -14,6 +14,7 @@ of the changed copies, and the user's objects get them.
 | variable of a closure | its value |
 | function sent by value | the globals of its module that it refers to |
 | instance that pickle reduces to its attributes | the attributes |
+| such an instance of a class of Keras or TensorFlow | those of them that pickle |
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping.objects import heap, user_modules
 
 _MISSING = object()
+# Of a subclass of the user's, too, nothing but the value is looked at.
+_VALUES = (tuple, str, bytes, int, float, complex, frozenset)
 
 
 class ContentKind(NamedTuple):
@@ -107,6 +110,11 @@ def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
             put(instance, name, value)
 
 
+def _set_attributes(instance: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
 def users_attributes(obj: Any) -> dict[str, Any]:
     """Returns the attributes of an object of a user's class that are not Keras's."""
     is_layer = isinstance(obj, require_tensorflow().keras.layers.Layer)
@@ -142,6 +150,7 @@ def _as_text(one: Any, other: Any) -> bool:
 _LIST = ContentKind(list, _put_items, _same_items)
 _DICT = ContentKind(dict, _put_items, same_names)
 _INSTANCE = ContentKind(attributes_of, _put_attributes, same_names)
+_OF_LIBRARY = ContentKind(attributes_of, _set_attributes, same_names)
 _CONTAINER = ContentKind(_take_both, _put_both, _same_both)
 _FUNCTION = ContentKind(_globals_of, lambda f, values: f.__globals__.update(values), same_names)
 _CELL = ContentKind(_value_of, _put_value, _same_items)
@@ -195,10 +204,21 @@ def kind_of(value: Any) -> ContentKind | None:
         return _BY_TYPE[_base_of(value)]
     if heap.is_sent_apart(value):  # its attributes come home by themselves
         return None
-    is_builtin = cls.__module__ == "builtins"
-    if is_builtin or isinstance(value, (type, types.ModuleType, BaseException)):
+    if not (user_modules.is_foreign(cls) and _is_by_attributes(value)):
         return None
-    by_attributes = (
+    if isinstance(value, (list, dict, set)):
+        return _CONTAINER
+    return None if isinstance(value, _VALUES) else _INSTANCE
+
+
+def _is_by_attributes(value: Any) -> bool:
+    """Returns True if pickle reduces an object to its attributes, and its class is no built-in."""
+    cls = type(value)
+    if cls.__module__ == "builtins":
+        return False
+    if isinstance(value, (type, types.ModuleType, BaseException)):
+        return False
+    return (
         _of_object(cls, "__reduce_ex__")
         and _of_object(cls, "__reduce__")
         and _of_object(cls, "__getstate__")  # Python 3.11 has it in all classes
@@ -206,12 +226,24 @@ def kind_of(value: Any) -> ContentKind | None:
         and not hasattr(cls, "__getnewargs__")
         and cls not in copyreg.dispatch_table
     )
-    if not by_attributes:
+
+
+def kind_in_call(value: Any) -> ContentKind | None:
+    """Returns the kind of an object that a call refers to; else None.
+
+    Not only of the user's own classes: a loop may call Keras's callbacks, or save by a
+    `tf.train.CheckpointManager`. Inside of layers, such objects belong to Keras.
+    """
+    cls = type(value)
+    if user_modules.is_foreign(cls) or cls in _BY_TYPE or containers.is_tracking(value):
+        return kind_of(value)
+    if heap.is_sent_apart(value) or isinstance(value, (list, dict, set, *_VALUES)):
         return None
-    if isinstance(value, (list, dict, set)):
-        return _CONTAINER
-    is_value = isinstance(value, (tuple, str, bytes, int, float, complex, frozenset))
-    return None if is_value else _INSTANCE
+    tf = require_tensorflow()
+    # The state of the first is in variables and tables, the second is the receiver's own.
+    if isinstance(value, (tf.__internal__.tracking.Trackable, tf.distribute.Strategy)):
+        return None
+    return _OF_LIBRARY if _is_by_attributes(value) else None
 
 
 def is_users(value: Any) -> bool:
@@ -256,12 +288,12 @@ def _hold(value: Any, found: dict[int, Any]) -> None:
 
 def is_mutable(value: Any) -> bool:
     """Returns True if a value's contents can be sent back."""
-    return kind_of(value) is not None
+    return kind_in_call(value) is not None
 
 
 def is_instance(value: Any) -> bool:
     """Returns True if a value consists only of its attributes."""
-    return kind_of(value) is _INSTANCE
+    return kind_in_call(value) in (_INSTANCE, _OF_LIBRARY)
 
 
 def is_data(value: Any, depth: int = 20) -> bool:
@@ -293,13 +325,23 @@ class ContentsSnapshot:
         self._mutables = mutables
         self._before = [_mark(value) for value in mutables]
 
-    def changed(self) -> dict[int, Any]:
-        """Returns the contents of the copies that have changed, by number."""
+    def changed(self, pickles: Callable[[Any], bool]) -> dict[int, Any]:
+        """Returns the contents of the copies that have changed, by number.
+
+        Args:
+            pickles: returns True if a value can be sent. It is asked for what Keras's and
+                TensorFlow's objects hold, such as an open file, which they may keep to themselves.
+        """
         found: dict[int, Any] = {}
         modules: set[int] = set()  # ids of their globals, which functions share
         for number, (value, before) in enumerate(zip(self._mutables, self._before, strict=True)):
             kind = _of(value)
-            if kind is not _FUNCTION:
+            if kind is _OF_LIBRARY:
+                held = attributes_of(value)
+                new = {n: v for n, v in held.items() if before.get(n, _MISSING) is not v}
+                if sent := {name: each for name, each in new.items() if pickles(each)}:
+                    found[number] = sent
+            elif kind is not _FUNCTION:
                 if not kind.same(before, _mark(value)):
                     found[number] = kind.take(value)
             elif id(value.__globals__) not in modules:
@@ -318,7 +360,7 @@ def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
 
 
 def _of(value: Any) -> ContentKind:
-    kind = kind_of(value)
+    kind = kind_in_call(value)
     assert kind is not None, value
     return kind
 
