@@ -29,6 +29,7 @@ import numpy as np
 
 from nanotf.collectives.engine import Array
 from nanotf.collectives.joined_rank import CollectiveKind, CollectiveOffer, missed
+from nanotf.collectives.patience import Patience
 from nanotf.collectives.spec import HostsSpec
 from nanotf.wire.failures import Failure, FailureKind
 
@@ -200,16 +201,13 @@ class Peers:
 
     def _wait(self, find: Callable[[], Any], expired: Callable[[], Failure]) -> Any:
         """Returns what `find` returns, once that is not None. Guards its look at the frames."""
-        looked, left = time.monotonic(), self._deadline
+        patience = Patience(self._deadline)
         with self._changed:
             while (found := find()) is None:
                 if self._failure is not None:
                     raise PeerFailed(self._failure)
                 self._changed.wait(POLL_SECONDS)
-                now = time.monotonic()
-                # A late look counts as one second: this process was frozen, perhaps all were.
-                looked, left = now, left - min(now - looked, 1.0)
-                if left < 0:
+                if patience.is_over():
                     raise PeerFailed(expired())
         return found
 
