@@ -16,15 +16,22 @@ from nanotf.hvd.reductions import Average, Compression, Max, Min, Reduction, cho
 from nanotf.ranks import this_rank
 
 Tensor = Any
-# The group reduces these in place of the narrower ones.
-_WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {
-    "uint32": "int64",
-    "uint64": "int64",
-}
+# The group reduces these in place of the narrower ones. None is wider than uint64, see `_turned`.
+_WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {"uint32": "int64"}
 
 # AutoGraph would translate the code below where a user's `tf.function` calls it.
 # Its branches and loops are over Python's values alone.
 _unconverted = tf.autograph.experimental.do_not_convert
+
+
+def _turned(tensor: Tensor, dtype: Any, collective: str) -> Tensor:
+    """Turns uint64 into int64, or back: numbers that sum, or compare, as those given do."""
+    # Sums of the same bits have the same bits. An order needs the half above 2**63 to stay above.
+    if collective != "sum":
+        tensor = tf.bitwise.bitwise_xor(
+            tensor, tf.bitcast(tf.constant(-(2**63), tf.int64), tensor.dtype)
+        )
+    return tf.bitcast(tensor, dtype)
 
 
 def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
@@ -36,6 +43,8 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
     found = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if rank_facts.size() == 1:
         return [tf.identity(tensor) for tensor in found]  # new tensors, as from an exchange
+    own = [tensor.dtype for tensor in found]
+    found = [_turned(t, tf.int64, collective) if t.dtype == tf.uint64 else t for t in found]
     # In the order of the tensors, which all ranks share: they match exchanges by their order.
     for dtype in dict.fromkeys(tensor.dtype for tensor in found):
         places = [place for place, tensor in enumerate(found) if tensor.dtype == dtype]
@@ -43,7 +52,10 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
         reduced = this_rank.group().all_reduce_many([found[p] for p in places], key, collective)
         for place, tensor in zip(places, reduced, strict=True):
             found[place] = tensor
-    return found
+    return [
+        _turned(tensor, dtype, collective) if dtype == tf.uint64 else tensor
+        for tensor, dtype in zip(found, own, strict=True)
+    ]
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -84,6 +84,7 @@ def collectives() -> None:
     own = tf.constant([1.0, 2.0]) * (RANK + 1)
     many = hvd.grouped_allreduce([own, tf.constant(1)], op=hvd.Sum)
     received, splits = hvd.alltoall(tf.range(3) + 10 * RANK, [1, 2])
+    large = tf.constant([2**63 + RANK, RANK], tf.uint64)
     pairs: list[tuple[Any, Any]] = [
         (hvd.allreduce(own), [1.5, 3]),
         (hvd.allreduce(own, op=hvd.Sum, prescale_factor=2.0), [6, 12]),
@@ -93,6 +94,9 @@ def collectives() -> None:
         (hvd.allreduce(tf.constant([200], tf.uint8), op=hvd.Sum), [400 - 256]),
         (hvd.allreduce(tf.constant([200], tf.uint8)), [200]),
         (hvd.allreduce(tf.constant([100], tf.int8)), [100]),
+        (hvd.allreduce(large, op=hvd.Max), np.array([2**63 + 1, 1], np.uint64)),
+        (hvd.allreduce(large[::-1] if RANK else large, op=hvd.Min), [1, 0]),
+        (hvd.allreduce(large, op=hvd.Sum), [1, 1]),
         (many[0], [3, 6]),
         (many[1], 2),
         (hvd.allgather(tf.fill([RANK + 1], RANK)), [0, 1, 1]),
