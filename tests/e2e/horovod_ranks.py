@@ -133,6 +133,18 @@ def gradients() -> None:
         np.testing.assert_allclose(tf.convert_to_tensor(grad), [[1.5], [0.5], [0]])
 
 
+def begins_again() -> None:
+    """The root's weights reach all ranks at each `fit`, also with the callback of the last one."""
+    model, callbacks = make_model(), [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    for seed in (3, 4):
+        if RANK == 0:
+            model.set_weights(make_model(seed).get_weights())
+        model.fit(mine(X), mine(Y), HALF, 1, 0, callbacks=callbacks)
+        for one, other in zip(*hvd.allgather_object(model.get_weights()), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def overflows() -> None:
     """A step that rank 1 must skip is skipped by all; the next one is not."""
     layer = keras.layers.Dense(1, kernel_initializer="zeros")
@@ -211,6 +223,7 @@ loaded = hvd_keras.load_model(path)
 assert type(loaded.optimizer) is not keras.optimizers.SGD
 collectives()
 gradients()
+begins_again()
 overflows()
 found["unequal"] = unequal()
 found["compiled"] = compiled()
