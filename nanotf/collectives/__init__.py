@@ -18,6 +18,7 @@ May import `compat`, `machine` and `wire`.
 - `launcher.py`: moves TensorFlow's own collectives through a group.
 - `lazy.py`: leaves out exchanges whose results a graph does not read.
 - `hosts_engine.py`, `peers.py`: groups that span hosts, on top of each host's own group.
+- `patience.py`: the time left for a wait, without that while all processes are frozen.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
 - `build.py` compiles `native/`.
 """

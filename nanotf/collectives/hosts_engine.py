@@ -325,8 +325,12 @@ class _HostsCall:
         # All sends come first: threads of the peers read at any time, so no host waits its turn.
         for host in self._hosts.others:
             self._send(host, place, mine)
-        shape = (-1, *mine.shape[1:])
-        return self._from_all(mine, lambda host: self._take(host, place, mine.dtype, shape))
+
+        def take(host: int) -> Array:
+            rows = self._take(host, place, mine.dtype)
+            return rows.reshape(len(rows), *mine.shape[1:])
+
+        return self._from_all(mine, take)
 
     def sum_own(self, mine: Array, bounds: Sequence[tuple[int, int]], op: str = "sum") -> Array:
         """Returns the reduction over hosts of this host's part of a vector."""
@@ -334,7 +338,8 @@ class _HostsCall:
         for host in self._hosts.others:
             self._send(host, place, mine[slice(*bounds[host])])
         own = mine[slice(*bounds[self._hosts.index])]
-        return _reduce(op, self._from_all(own, lambda h: self._take(h, place, mine.dtype, (-1,))))
+        parts = self._from_all(own, lambda h: self._take(h, place, mine.dtype).reshape(-1))
+        return _reduce(op, parts)
 
     def reduce(self, mine: Array, op: str) -> Array:
         """Returns the reduction of a vector over hosts."""
@@ -348,7 +353,8 @@ class _HostsCall:
         """Returns the array of one host."""
         place = self._next()
         if source != self._hosts.index:
-            return self._take(source, place, array.dtype, array.shape)
+            found: Array = self._take(source, place, array.dtype).reshape(array.shape)
+            return found
         for host in self._hosts.others:
             self._send(host, place, array)
         return array
@@ -366,14 +372,11 @@ class _HostsCall:
         place = (self._key, self._number, step)
         self._peers.send(host, place, self._note, np.ascontiguousarray(data))
 
-    def _take(self, host: int, step: int, dtype: Any, shape: tuple[int, ...]) -> Array:
+    def _take(self, host: int, step: int, dtype: Any) -> Array:
         assert self._peers is not None, "only leaders exchange"
         place = (self._key, self._number, step)
-        data = self._peers.take(host, place, self._note)
-        if data.size == 0:  # `reshape` infers no -1 beside a dimension of 0
-            return np.empty([max(0, length) for length in shape], dtype)  # -1: of any length
-        array: Array = data.view(dtype).reshape(shape)
-        return array
+        # An array of rows, see `Peers.take`.
+        return self._peers.take(host, place, self._note).view(dtype)
 
 
 def _flat(arrays: Sequence[Array], op: str) -> Array:

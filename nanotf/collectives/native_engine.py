@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from nanotf.collectives.engine import (
 )
 from nanotf.collectives.joined_rank import CollectiveKind, CollectiveOffer, last_joined, take_part
 from nanotf.collectives.layout import RawFailure
+from nanotf.collectives.patience import Patience
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure
@@ -229,7 +229,7 @@ class NativeEngine(Engine):
             that one then.
         """
         found, failure = native.NanotfOffer(), RawFailure()
-        deadline = time.monotonic() + self.spec.deadline
+        patience = Patience(self.spec.deadline)
         while True:
             milliseconds = int(1000 * _LOOK_SECONDS)
             if self._library.nanotf_next(self.handle, milliseconds, found, failure):
@@ -240,7 +240,7 @@ class NativeEngine(Engine):
             if kind is not CollectiveKind.NOTHING:
                 names = _TYPE_NAMES[found.type], _REDUCTION_NAMES[found.reduction]
                 return CollectiveOffer(found.key, kind, *names, found.bytes)
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 text = (
                     f"rank {self.named_rank} has joined, and waited {self.spec.deadline:g} s for a "
                     "collective of the ranks that have not"

@@ -29,13 +29,15 @@ import numpy as np
 
 from nanotf.collectives.engine import Array
 from nanotf.collectives.joined_rank import CollectiveKind, CollectiveOffer, missed
+from nanotf.collectives.patience import Patience
 from nanotf.collectives.spec import HostsSpec
 from nanotf.wire.failures import Failure, FailureKind
 
 POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
-# Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data;
-# the offer's kind and bytes, lengths of its type and reduction, which follow the text.
-_HEADER = struct.Struct("<IIIIQIQIQII")
+# Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data,
+# the rows of the data; the offer's kind and bytes, lengths of its type and reduction, which follow
+# the text.
+_HEADER = struct.Struct("<IIIIQIQQIQII")
 _NO_OFFER = (0, 0, 0, 0)
 _ANY = 0  # the signature of a host whose ranks have joined
 _MISSING = struct.Struct("<I")
@@ -94,10 +96,10 @@ class Peers:
 
     # -------------------------------------------------------------------------- sending
     def send(self, host: int, place: Place, note: CallNote, data: Array) -> None:
-        """Sends an array of bytes.
+        """Sends an array.
 
         Args:
-            data: contiguous.
+            data: contiguous, of at least one dimension.
 
         Raises:
             PeerFailed: The connection is closed.
@@ -111,6 +113,7 @@ class Peers:
             note.signature,
             lengths[0],
             content.nbytes,
+            len(data),
             note.offer.kind,
             note.offer.nbytes,
             *lengths[1:],
@@ -127,7 +130,7 @@ class Peers:
         """Sends a failure to all other leaders. Skips those that have closed their connection."""
         text = failure.text.encode()
         ranks = b"".join(map(_MISSING.pack, failure.missing))
-        header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks), *_NO_OFFER)
+        header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks), 0, *_NO_OFFER)
         for host, sock in self._sockets.items():
             try:
                 with self._sending[host]:
@@ -137,7 +140,10 @@ class Peers:
 
     # ------------------------------------------------------------------------- receiving
     def take(self, host: int, place: Place, note: CallNote) -> Array:
-        """Waits for an array of bytes that another leader sends to a place.
+        """Waits for an array that another leader sends to a place.
+
+        Returns:
+            Its bytes, of shape (rows, bytes of a row).
 
         Raises:
             PeerFailed: The other host makes another call, its connection is closed, a collective
@@ -200,16 +206,13 @@ class Peers:
 
     def _wait(self, find: Callable[[], Any], expired: Callable[[], Failure]) -> Any:
         """Returns what `find` returns, once that is not None. Guards its look at the frames."""
-        looked, left = time.monotonic(), self._deadline
+        patience = Patience(self._deadline)
         with self._changed:
             while (found := find()) is None:
                 if self._failure is not None:
                     raise PeerFailed(self._failure)
                 self._changed.wait(POLL_SECONDS)
-                now = time.monotonic()
-                # A late look counts as one second: this process was frozen, perhaps all were.
-                looked, left = now, left - min(now - looked, 1.0)
-                if left < 0:
+                if patience.is_over():
                     raise PeerFailed(expired())
         return found
 
@@ -223,6 +226,7 @@ class Peers:
                     signature,
                     described,
                     nbytes,
+                    rows,
                     offered,
                     moved,
                     typed,
@@ -240,6 +244,8 @@ class Peers:
                     key, number, step = place
                     offer = CollectiveOffer(key, CollectiveKind(offered), name, op, moved)
                     note = CallNote(signature, text, offer)
+                    # Not -1 for the bytes of a row: rows may be 0, or have none.
+                    data = data.reshape(rows, nbytes // max(1, rows))
                     self._put((host, (key, number, step)), _Frame(note, data))
         except (OSError, EOFError):
             self._fail(self._lost(host))

@@ -175,7 +175,7 @@ def DistributedOptimizer(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: as in `DistributedGradientTape`.
         backward_passes_per_step: int, default 1: the number of steps whose gradients are added up
-            before they are reduced and applied.
+            before they are reduced and applied, counted for each list of variables.
         average_aggregated_gradients: bool, default False; True divides their sum by that number.
 
     Raises:
@@ -227,18 +227,21 @@ def _changed(optimizer: Any, change: Callable[..., Any]) -> Any:
 
 def _every(passes: int, averages: bool, found: GradientRule) -> Any:
     """Returns a change that adds up gradients, and reduces and applies them every few passes."""
-    # Of the optimizer that this change is for, made when its first gradients come.
-    sums: list[Any] = []  # by variable
-    counts: list[Any] = []  # one variable: passes since the last update
+    # The sums of gradients, and a count of passes since the last update, of each list of variables
+    # that the optimizer gets: a script may update parts of its model in turn. Made when the first
+    # gradients come; the references keep the variables, so that none takes the place of another.
+    states: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
 
     @_unconverted
     def change(optimizer: Any, apply: Any, grads: list[Any], variables: list[Any]) -> Any:
-        if not counts:
+        like = [keras_common.tf_variable(v) for v in variables]
+        own = tuple(v.ref() for v in like)
+        if own not in states:
             # Outside a `tf.function` that is traced now: its next trace uses them as well.
             with tf.init_scope():
-                like = [keras_common.tf_variable(v) for v in variables]
-                sums.extend(tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in like)
-                counts.append(tf.Variable(0, trainable=False))
+                made = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in like]
+                states[own] = made, tf.Variable(0, trainable=False)
+        sums, passed = states[own]
         # A variable without a gradient in this step keeps none: Keras skips it, or warns.
         given = [place for place, grad in enumerate(grads) if grad is not None]
         for place in given:
@@ -253,9 +256,9 @@ def _every(passes: int, averages: bool, found: GradientRule) -> Any:
             apply(found.reduce(total))
             for place in given:
                 sums[place].assign(tf.zeros_like(sums[place]))
-            return counts[0].assign(0)
+            return passed.assign(0)
 
-        count = counts[0].assign_add(1)
+        count = passed.assign_add(1)
         # In the graph, not in Python: a step is traced once, and counts each time that it runs.
         tf.cond(count >= passes, update, lambda: tf.identity(count))
         return optimizer.iterations  # as Keras 2's `apply_gradients` does

@@ -30,10 +30,12 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
+        # Both since training has begun: before, a rank may have changed its own.
         self._known: set[int] = set()  # ids of variables that are equal on all ranks
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._known, self._is_done = set(), False
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

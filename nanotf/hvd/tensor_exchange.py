@@ -16,15 +16,22 @@ from nanotf.hvd.reductions import Average, Compression, Max, Min, Reduction, cho
 from nanotf.ranks import this_rank
 
 Tensor = Any
-# The group reduces these; other integers are widened for the exchange.
-_WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {
-    "uint32": "int64",
-    "uint64": "int64",
-}
+# The group reduces these in place of the narrower ones. None is wider than uint64, see `_turned`.
+_WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32") | {"uint32": "int64"}
 
 # AutoGraph would translate the code below where a user's `tf.function` calls it.
 # Its branches and loops are over Python's values alone.
 _unconverted = tf.autograph.experimental.do_not_convert
+
+
+def _turned(tensor: Tensor, dtype: Any, collective: str) -> Tensor:
+    """Turns uint64 into int64, or back: numbers that sum, or compare, as those given do."""
+    # Sums of the same bits have the same bits. An order needs the half above 2**63 to stay above.
+    if collective != "sum":
+        tensor = tf.bitwise.bitwise_xor(
+            tensor, tf.bitcast(tf.constant(-(2**63), tf.int64), tensor.dtype)
+        )
+    return tf.bitcast(tensor, dtype)
 
 
 def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
@@ -37,7 +44,7 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
     if rank_facts.size() == 1:
         return [tf.identity(tensor) for tensor in found]  # new tensors, as from an exchange
     own = [tensor.dtype for tensor in found]
-    found = [tf.cast(t, _WIDENED.get(t.dtype.name, t.dtype)) for t in found]
+    found = [_turned(t, tf.int64, collective) if t.dtype == tf.uint64 else t for t in found]
     # In the order of the tensors, which all ranks share: they match exchanges by their order.
     for dtype in dict.fromkeys(tensor.dtype for tensor in found):
         places = [place for place, tensor in enumerate(found) if tensor.dtype == dtype]
@@ -45,8 +52,10 @@ def fused(tensors: Sequence[Tensor], collective: str) -> list[Tensor]:
         reduced = this_rank.group().all_reduce_many([found[p] for p in places], key, collective)
         for place, tensor in zip(places, reduced, strict=True):
             found[place] = tensor
-    # A sum that the narrow type cannot hold wraps, as in that type.
-    return [tf.cast(tensor, dtype) for tensor, dtype in zip(found, own, strict=True)]
+    return [
+        _turned(tensor, dtype, collective) if dtype == tf.uint64 else tensor
+        for tensor, dtype in zip(found, own, strict=True)
+    ]
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -68,16 +77,19 @@ def _reduce_dense(
 ) -> list[Tensor]:
 
     def reduce(*given: Tensor) -> list[Tensor]:
+        # Wide until the end: a type may hold the average, but not the sum.
+        wide = [tf.cast(t, _WIDENED.get(t.dtype.name, t.dtype)) for t in given]
         # Before it is rounded to float16, whose largest number is 65504.
-        sent = [_scaled(tensor, before) for tensor in given]
+        sent = [_scaled(tensor, before) for tensor in wide]
         if compression.dtype is not None:
             sent = [tf.cast(t, compression.dtype) if t.dtype.is_floating else t for t in sent]
         assert op.collective is not None
         got = fused(sent, op.collective)
-        got = [tf.cast(t, own.dtype) for t, own in zip(got, given, strict=True)]
+        got = [tf.cast(t, own.dtype) for t, own in zip(got, wide, strict=True)]
         # Of all ranks, also of those that have joined and gave zeros, as in Horovod.
         factor = after / rank_facts.size() if op is Average else after
-        return [_scaled(tensor, factor) for tensor in got]
+        # A result that the narrow type cannot hold wraps, as in that type.
+        return [tf.cast(_scaled(t, factor), own.dtype) for t, own in zip(got, given, strict=True)]
 
     if not has_gradient or op in (Min, Max):  # theirs would go to one rank alone: there is none
         return reduce(*tensors)

@@ -503,13 +503,13 @@ def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> F
     return None
 
 
-def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
+def frozen(spec: Any, rank: int, fd: int, directory: Path, method: str) -> None:
     """Makes rank 0 wait for rank 1, which comes when the parent tells it to."""
     with engine_of(spec, rank, fd) as engine:
         (directory / f"pid-{rank}-{os.getpid()}").touch()
         if rank == 1:
             wait_for((directory / "go").exists)
-        engine.barrier(6)
+        getattr(engine, method)(6)
 
 
 def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:

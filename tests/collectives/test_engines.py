@@ -295,7 +295,8 @@ def test_the_deadline_names_the_rank_that_does_not_reduce(tmp_path):
     assert failure.text.endswith("for rank 1 (came, did not finish)")
 
 
-def test_the_deadline_does_not_count_while_all_are_frozen(tmp_path):
+@pytest.mark.parametrize("method", ["barrier", "join"])
+def test_the_deadline_does_not_count_while_all_are_frozen(method, tmp_path):
     """Freezes all ranks, as `docker pause` does."""
     deadline = 2.0
 
@@ -316,7 +317,7 @@ def test_the_deadline_does_not_count_while_all_are_frozen(tmp_path):
                 os.kill(pid, signal.SIGCONT)
 
     with create_group(2, deadline=deadline) as owner:
-        values(run_ranks(owner, ranks.frozen, tmp_path, meanwhile=freeze))
+        values(run_ranks(owner, ranks.frozen, tmp_path, method, meanwhile=freeze))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot is for root")

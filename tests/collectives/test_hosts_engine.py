@@ -134,6 +134,13 @@ def test_gather_broadcast_and_barrier(counts: tuple[int, ...]) -> None:
         assert empty.shape == (3, 0)
 
 
+@pytest.mark.parametrize("counts", COUNTS)
+def test_gathered_rows_without_elements_are_counted(counts: tuple[int, ...]) -> None:
+    with engines_of(counts) as engines:
+        found = on_all(engines, lambda e: e.all_gather(np.empty((e.rank + 1, 0, 3)), KEY))
+    assert {rows.shape for rows in found} == {(sum(range(sum(counts) + 1)), 0, 3)}
+
+
 def test_keys_in_different_orders() -> None:
     keys = [3, 4, 5]
 

@@ -84,12 +84,19 @@ def collectives() -> None:
     own = tf.constant([1.0, 2.0]) * (RANK + 1)
     many = hvd.grouped_allreduce([own, tf.constant(1)], op=hvd.Sum)
     received, splits = hvd.alltoall(tf.range(3) + 10 * RANK, [1, 2])
+    large = tf.constant([2**63 + RANK, RANK], tf.uint64)
     pairs: list[tuple[Any, Any]] = [
         (hvd.allreduce(own), [1.5, 3]),
         (hvd.allreduce(own, op=hvd.Sum, prescale_factor=2.0), [6, 12]),
         (hvd.allreduce(own, op=hvd.Max), [2, 4]),
         (hvd.allreduce(own, compression=hvd.Compression.fp16), [1.5, 3]),
         (hvd.allreduce(tf.constant([200], tf.uint8), op=hvd.Max), [200]),
+        (hvd.allreduce(tf.constant([200], tf.uint8), op=hvd.Sum), [400 - 256]),
+        (hvd.allreduce(tf.constant([200], tf.uint8)), [200]),
+        (hvd.allreduce(tf.constant([100], tf.int8)), [100]),
+        (hvd.allreduce(large, op=hvd.Max), np.array([2**63 + 1, 1], np.uint64)),
+        (hvd.allreduce(large[::-1] if RANK else large, op=hvd.Min), [1, 0]),
+        (hvd.allreduce(large, op=hvd.Sum), [1, 1]),
         (many[0], [3, 6]),
         (many[1], 2),
         (hvd.allgather(tf.fill([RANK + 1], RANK)), [0, 1, 1]),
@@ -124,6 +131,18 @@ def gradients() -> None:
         grad = tape.gradient(loss, table)
         assert isinstance(grad, tf.IndexedSlices) != as_dense
         np.testing.assert_allclose(tf.convert_to_tensor(grad), [[1.5], [0.5], [0]])
+
+
+def begins_again() -> None:
+    """The root's weights reach all ranks at each `fit`, also with the callback of the last one."""
+    model, callbacks = make_model(), [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    for seed in (3, 4):
+        if RANK == 0:
+            model.set_weights(make_model(seed).get_weights())
+        model.fit(mine(X), mine(Y), HALF, 1, 0, callbacks=callbacks)
+        for one, other in zip(*hvd.allgather_object(model.get_weights()), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def overflows() -> None:
@@ -204,6 +223,7 @@ loaded = hvd_keras.load_model(path)
 assert type(loaded.optimizer) is not keras.optimizers.SGD
 collectives()
 gradients()
+begins_again()
 overflows()
 found["unequal"] = unequal()
 found["compiled"] = compiled()

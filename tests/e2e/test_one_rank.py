@@ -101,6 +101,24 @@ def test_wrong_arguments(given: dict[str, Any], error: type[Exception], text: st
         hvd.DistributedOptimizer(**{"optimizer": keras.optimizers.SGD()} | given)
 
 
+def test_parts_of_a_model_that_are_updated_in_turn_have_their_own_passes() -> None:
+    parts = [keras.layers.Dense(units, kernel_initializer="zeros") for units in (1, 2)]
+    for part in parts:
+        part.build((None, 1))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    optimizer.build([part.kernel for part in parts])
+
+    def step(part: Any) -> None:
+        optimizer.apply_gradients([(tf.ones(part.kernel.shape), part.kernel)])
+
+    # Of each part: a `tf.function` may create variables in its first trace alone.
+    steps = [tf.function(lambda part=part: step(part)) for part in parts]
+    for applied in (0, 2, 2, 4):
+        for place, part in enumerate(parts):
+            steps[place]()
+            np.testing.assert_array_equal(part.get_weights()[0], [[-applied] * (place + 1)])
+
+
 def test_learning_rates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
