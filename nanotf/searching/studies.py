@@ -6,8 +6,9 @@ worker's trial failed and enqueues its parameters again.
 
 Optuna makes a trial before the worker can note anything in it. Workers of a host therefore begin
 trials in turn (`beginning`), and note in the study who begins one: a trial without a process is
-that worker's, unless another host's worker begins one, too. A trial also has the item of `nanotf.imap` for which it runs: if a worker dies after
-its trial has ended, and before the result has arrived, the item needs no other trial.
+that worker's, unless another host's worker begins one, too. A trial also has the item of
+`nanotf.imap` for which it runs: if a worker dies after its trial has ended, and before the result
+has arrived, the item needs no other trial.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_written_to_a_folder(tmp_path: pathlib.Path) -> None:
 def test_replaced_while_it_is_loaded(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its state is that of the program whose description was read, so workers refuse the new one."""
+    """Its state is that of the program that was described, so workers refuse the new one."""
     path = tmp_path / "program"
     model, _ = model_and_rows("dense")
     state, other = inference.make(model, folder=path).state, inference.make(model)
