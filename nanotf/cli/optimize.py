@@ -109,11 +109,11 @@ def _optimize(parsed: argparse.Namespace) -> int:
         **{name: value for name, value in options.items() if value is not None},
     )
     print(result)
+    if all(each.status != "ok" for each in result.candidates):  # the table says why
+        return 1
     if parsed.output is not None:
         result.save(parsed.output)
         say(f"Wrote the program {result.best_candidate().name} to {parsed.output}.")
-    elif all(each.status != "ok" for each in result.candidates):  # `save` would raise
-        return 1
     return 0
 
 

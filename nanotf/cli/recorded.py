@@ -35,7 +35,7 @@ def main(options: dict[str, Any], name: str, arguments: tuple[str, ...]) -> None
 
     tf.keras.backend.set_floatx(options["dtype"])
     _record_fits(options["steps"])
-    script.run()
+    ready.run()
 
 
 def _record_fits(steps: int) -> None:

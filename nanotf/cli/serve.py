@@ -12,6 +12,7 @@ from typing import Any
 
 from nanotf.cli import serve_folder
 from nanotf.cli.parsers import number_or_auto
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.machine import neighbours, topology
 from nanotf.sagemaker.serving import code_requirements, container_settings
@@ -303,7 +304,9 @@ def _repository(
     sources: list[Any] = []
     catalogs: list[Any] = []
     # A multi-model container starts empty: requests add its models.
-    if parsed.model is not None and not settings.multi_model:
+    if settings.multi_model:
+        _tell_of_unserved(parsed.model, settings)
+    elif parsed.model is not None:
         sources = sources_of(
             parsed.model, parsed.name, folder=folder, code=code, unpacked=parsed.unpacked
         )
@@ -315,6 +318,16 @@ def _repository(
     for place in {source.code for source in sources if source.code is not None}:
         code_requirements.prepare(place, allowed=parsed.install_requirements)
     return Repository(sources, [*catalogs, added], settings.default_model)
+
+
+def _tell_of_unserved(model: str | None, settings: ContainerSettings) -> None:
+    # One command line may be that of all containers: SageMaker's own folders are no news.
+    if model is not None and pathlib.Path(model).absolute().parent != settings.folder.parent:
+        logger.warning(
+            "With SAGEMAKER_MULTI_MODEL=true requests to /models add the models. Received: "
+            "MODEL=%r, which is not served. Unset the variable, or use --models-dir.",
+            model,
+        )
 
 
 def _plan(parsed: argparse.Namespace) -> topology.Plan:

@@ -64,6 +64,7 @@ def asking_optimizers(check: Callable[[Any], None], why: str) -> Override:
 
         return _trackable_children
 
-    # All optimizers inherit it, those of users, too, but for Keras 2's legacy ones.
+    # All optimizers inherit it, those of users, too, but for Keras 2's legacy ones: a checkpoint has
+    # their slots only beside the variables, and so with a model, which is asked by itself.
     place = "tensorflow.python.trackable.autotrackable:AutoTrackable._trackable_children"
     return Override(place, why, asking)

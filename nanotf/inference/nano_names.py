@@ -302,14 +302,18 @@ _OTHERS = {
     "outputs": "They are those of the model.",
     "custom_objects": "A program needs no classes of Python.",
 }
+# Values besides None that ask for what nanotf does anyway.
+_AS_HERE = {"device": "CPU", "logging": False, "approach": "static"}
 
 
 def _refuse(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in _OTHERS:
             raise TypeError(f"InferenceOptimizer got an unexpected argument {name!r}")
-        # The values of BigDL-Nano's defaults change nothing: None, and "CPU" as `device`.
-        if value is not None and value != "CPU":
+        as_here = _AS_HERE.get(name)
+        # Compared with its own kind alone: an array is compared element by element.
+        is_as_here = value is None or (isinstance(value, type(as_here)) and value == as_here)
+        if not is_as_here:
             raise _meaningless(name, value, _OTHERS[name])
 
 

@@ -38,6 +38,8 @@ class Program:
         folder: of a program, or a SavedModel's folder.
         description: what the folder holds.
         threads: how many threads are to compute.
+        state: of the folder, see `program_folder.state_of`. Read before the description and the
+            files: workers then refuse a program that has replaced them meanwhile.
 
     Attributes:
         folder: `pathlib.Path`, absolute, what it was loaded from.
@@ -52,16 +54,20 @@ class Program:
         ConversionError: The engine cannot load the files.
     """
 
-    def __init__(self, folder: pathlib.Path, description: Description, threads: int) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        description: Description,
+        threads: int,
+        state: tuple[int, ...],
+    ) -> None:
+        self.folder, self.state = folder, state
         self.engine, self.precision = description.engine, description.precision
         self.signatures, self.threads = description.signatures, threads
         self._inputs, self._outputs = description.inputs, description.outputs
         self._together = description.together
         engine = engine_table.check_engine(self.engine, self.precision)
         files = folder / FILES if program_folder.is_program(folder) else folder
-        # Before the files are read: workers then refuse a program that has replaced them meanwhile.
-        self.state = program_folder.state_of(folder)
         known = self._together or {}
         # An empty reason is a proof; a missing one is not: nobody has looked yet.
         apart = [name for name in self.signatures if known.get(name) == ""]
@@ -266,12 +272,13 @@ def make(
         path = pathlib.Path(folder).absolute()
         with program_folder.written(path) as made:
             description = _convert(model, chosen, precision, rows, made)
+            state = program_folder.state_of(made)
         # Loaded under its last name: workers open the folder by it.
-        return Program(path, description, count)
+        return Program(path, description, count, state)
     temporary = pathlib.Path(tempfile.mkdtemp(prefix="nanotf-program-"))
     try:
         description = _convert(model, chosen, precision, rows, temporary)
-        program = Program(temporary, description, count)
+        program = Program(temporary, description, count, program_folder.state_of(temporary))
     except BaseException:  # an interrupt, too, leaves no folder behind
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -358,17 +365,19 @@ def load(
     folder, count = pathlib.Path(path).absolute(), _check_threads(threads)
     if not is_loaded_as_it_is(folder, engine):
         return make(folder, engine or TENSORFLOW, threads=threads)
+    state = program_folder.state_of(folder)
     if not program_folder.is_program(folder):
         # As it is: TensorFlow's engine has nothing to convert.
         signatures = saved_model.read_signatures(folder)
-        return Program(folder, Description(TENSORFLOW, F32, signatures, None, None), count)
+        description = Description(TENSORFLOW, F32, signatures, None, None)
+        return Program(folder, description, count, state)
     description = program_folder.read_description(folder)
     if engine not in (None, description.engine):
         raise InvalidArgumentError(
             f"A program's folder has one engine, {description.engine!r}. Received: "
             f"engine={engine!r}. Make the program again, with that engine."
         )
-    return Program(folder, description, count)
+    return Program(folder, description, count, state)
 
 
 def is_loaded_as_it_is(path: pathlib.Path, engine: str | None) -> bool:

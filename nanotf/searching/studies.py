@@ -6,8 +6,9 @@ worker's trial failed and enqueues its parameters again.
 
 Optuna makes a trial before the worker can note anything in it. Workers of a host therefore begin
 trials in turn (`beginning`), and note in the study who begins one: a trial without a process is
-that worker's. A trial also has the item of `nanotf.imap` for which it runs: if a worker dies after
-its trial has ended, and before the result has arrived, the item needs no other trial.
+that worker's, unless another host's worker begins one, too. A trial also has the item of
+`nanotf.imap` for which it runs: if a worker dies after its trial has ended, and before the result
+has arrived, the item needs no other trial.
 """
 
 from __future__ import annotations
@@ -275,14 +276,9 @@ def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
         The numbers of the trials that are not tried again.
     """
     running = optuna.trial.TrialState.RUNNING
-    before, beginner = study.user_attrs.get(_begins(), (0, None))
     given_up = []
     for trial in study.get_trials(deepcopy=False, states=(running,)):
-        process = trial.user_attrs.get(PROCESS)
-        # Its worker had not noted itself yet: it began after the count of `BEGINS`, or took an
-        # enqueued trial, whose number may be lower.
-        if process is None and (trial.number >= before or RETRY_OF in trial.user_attrs):
-            process = beginner
+        process = trial.user_attrs.get(PROCESS) or _beginner(study, trial)
         if not _is_dead(process) or not _fail(study, trial.number):  # who fails it enqueues it
             continue
         attempt = trial.user_attrs.get(ATTEMPT, 0)
@@ -327,6 +323,26 @@ def beginning(
         yield begun
     finally:
         turn.release()
+
+
+def _beginner(study: Any, trial: Any) -> Any:
+    """Returns the process of a trial whose worker had not noted itself; None if it is not certain.
+
+    Args:
+        study: `optuna.Study`.
+        trial: a running trial, as it was read.
+    """
+    # In this order: a worker takes itself out of `BEGINS` after it is in `PROCESS`. Whoever has
+    # made a trial that still has no process, read last, was in `BEGINS` when that was read.
+    noted = [value for name, value in study.user_attrs.items() if name.startswith(BEGINS)]
+    possible = [
+        process
+        for before, process in noted
+        # It began after the count of `BEGINS`, or took an enqueued trial, whose number may be lower
+        if process is not None and (trial.number >= before or RETRY_OF in trial.user_attrs)
+    ]
+    process = study.get_trials(deepcopy=False)[trial.number].user_attrs.get(PROCESS)
+    return process or (possible[0] if len(possible) == 1 else None)
 
 
 def ended_for(study: Any, item: str) -> int | None:

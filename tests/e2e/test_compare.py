@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -9,6 +10,10 @@ import sys
 
 import pytest
 from processes import SECONDS
+
+from nanotf.cli import recorded
+from nanotf.cli.run import Script
+from nanotf.parent import defaults
 
 SCRIPT = """
 import os, sys
@@ -75,3 +80,15 @@ def test_another_path_with_workers(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 1
     assert "the script fails in one process: it exited with code 1: NameError" in done.stdout
     assert "ran in no dtype" in done.stdout
+
+
+def test_the_script_runs_as_it_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first of several hosts, `prepare` returns a script with the workers of all."""
+    ran: list[Script] = []
+    monkeypatch.setattr(Script, "prepare", lambda self: dataclasses.replace(self, num_processes=4))
+    monkeypatch.setattr(Script, "run", lambda self: ran.append(self))
+    monkeypatch.setattr(recorded, "_record_fits", lambda steps: None)
+    monkeypatch.setattr(defaults, "alone", False)  # restores it
+    options = {"number": 2, "dtype": "float32", "steps": 1, "is_module": False}
+    recorded.main(options, "train.py", ())
+    assert [script.num_processes for script in ran] == [4]

@@ -163,6 +163,25 @@ def test_written_to_a_folder(tmp_path: pathlib.Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes", "program"]
 
 
+def test_replaced_while_it_is_loaded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is that of the program that was described, so workers refuse the new one."""
+    path = tmp_path / "program"
+    model, _ = model_and_rows("dense")
+    state, other = inference.make(model, folder=path).state, inference.make(model)
+    read = program_folder.read_description
+
+    def replaced(folder: pathlib.Path) -> program_folder.Description:
+        found = read(folder)
+        monkeypatch.undo()  # `save` reads, too
+        other.save(path)
+        return found
+
+    monkeypatch.setattr(program_folder, "read_description", replaced)
+    assert inference.load(path).state == state != inference.load(path).state
+
+
 def test_other_sources(tmp_path: pathlib.Path) -> None:
     """A Keras file and a SavedModel's folder, which is used as it is."""
     model, rows = model_and_rows("dense")

@@ -104,7 +104,8 @@ def test_absent_packages_and_excludes(capsys: pytest.CaptureFixture[str]) -> Non
 def test_trace() -> None:
     model, rows = model_and_rows("several")
     x = rows(3)
-    program = InferenceOptimizer.trace(model, thread_num=1)
+    as_here = {"device": "CPU", "logging": False, "approach": "static", "conf": None}
+    program = InferenceOptimizer.trace(model, thread_num=1, **as_here)
     assert program.engine == "tensorflow"
     assert_equal(program(x), keras_result(model, x))
 
@@ -122,7 +123,10 @@ def test_trace() -> None:
         (lambda o, m, x: o.get_best_model(accuracy_criterion={"a": 1}), "the key 'relative'"),
         (lambda o, m, x: o.trace(m, "tensorrt"), "`accelerator` must be one of 'openvino'"),
         (lambda o, m, x: o.trace(m, device="GPU"), "nanotf computes on CPUs"),
+        (lambda o, m, x: o.trace(m, logging=True), "Conversions show nothing"),
         (lambda o, m, x: o.quantize(m, x, max_trials=3), "There is no tuning"),
+        (lambda o, m, x: o.quantize(m, x, y=np.array([0, 1])), "Rows calibrate, labels do not"),
+        (lambda o, m, x: o.quantize(m, x, batch="CPU"), "Rows calibrate one by one"),
         (lambda o, m, x: o.quantize(m, x), "Pass 'openvino' or 'onnxruntime'"),
         (lambda o, m, x: o.save(m, "here"), "`model` must be a program"),
         (lambda o, m, x: o.load("nowhere"), "which is not there"),

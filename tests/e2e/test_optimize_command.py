@@ -37,9 +37,11 @@ def test_no_engine_is_right(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     model.save(tmp_path / "model.keras")
     np.save(tmp_path / "rows.npy", rows(4))
     command = ["optimize", str(tmp_path / "model.keras"), "--rows", str(tmp_path / "rows.npy")]
-    options = ["--engines", "tensorflow", "--seconds", "0.001"]
-    assert cli.main([*command, *options]) == 1
-    assert "too slow" in capsys.readouterr().out
+    options = ["--engines", "tensorflow", "--seconds", "0.001", "-o", str(tmp_path / "p")]
+    for given in (options[:-2], options):
+        assert cli.main([*command, *given]) == 1
+        assert "too slow" in capsys.readouterr().out
+    assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`nanotf serve` as the server of a SageMaker container, and with a user's `inference.py`."""
 
 import json
+import logging
 import tarfile
 import textwrap
 
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 pytest.importorskip("httptools")
 
+from nanotf.cli import serve
+from nanotf.sagemaker.serving import container_settings
 from tests.e2e.served import serving
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -140,7 +143,8 @@ def test_models_come_and_go(tmp_path):
     (tmp_path / "models").mkdir()
     one = model_folder(tmp_path / "one")
     variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"}
-    with serving(tmp_path / "server", "-n", "1", **variables) as server:
+    with serving(tmp_path / "server", str(one), "-n", "1", **variables) as server:
+        assert f"MODEL='{one}', which is not served" in server.log()
         assert server.ask("/ping").status == 200
         assert server.ask("/models/a/invoke", ROWS.tolist()).status == 404
         asked = {"model_name": "a", "url": str(one)}
@@ -153,3 +157,15 @@ def test_models_come_and_go(tmp_path):
         server.wait_until(
             lambda: server.ask("/models/a/invoke", ROWS.tolist()).status == 404, "a is still there"
         )
+
+
+def test_a_model_beside_those_of_requests(tmp_path, caplog):
+    """One command line may name the folder of a single model in all containers."""
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"}
+    settings = container_settings.from_environment(variables)
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        for model in (None, str(tmp_path / "model"), str(tmp_path / "models")):
+            serve._tell_of_unserved(model, settings)
+        assert not caplog.text
+        serve._tell_of_unserved(str(tmp_path / "one" / "model"), settings)
+    assert "which is not served" in caplog.text

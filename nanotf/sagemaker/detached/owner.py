@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf.errors import UnavailableError
 from nanotf.machine import process_identity
 from nanotf.wire import files
 
@@ -34,9 +35,17 @@ class Owner:
 
     @classmethod
     def this_process(cls, *, is_supervisor: bool = False) -> Owner:
-        """Returns this process."""
+        """Returns this process.
+
+        Raises:
+            UnavailableError: The system does not tell when a process has started.
+        """
         start = process_identity.start_of(os.getpid())
-        assert start is not None
+        if start is None:
+            raise UnavailableError(
+                "Jobs and endpoints are told by the start of their processes. Received: a system "
+                "without /proc/sys/kernel/random/boot_id or /proc/PID/stat. Mount a whole /proc."
+            )
         return cls(os.getpid(), start, platform.node(), is_supervisor)
 
     @classmethod

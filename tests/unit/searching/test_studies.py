@@ -88,6 +88,37 @@ def test_a_worker_dies_before_it_has_noted_anything_in_its_trial(
     assert study.trials[lost.number].state == STATE.RUNNING
 
 
+def test_another_host_begins_a_trial_when_a_worker_has_died(
+    study: Any, tmp_path: pathlib.Path
+) -> None:
+    """Its trial has no process yet, and may not be taken for that of the dead worker."""
+    begins = f"{studies.BEGINS} {platform.node()}"
+    elsewhere = f"{studies.BEGINS} another host"
+    study.set_user_attr(begins, [0, _ended_process()])
+    study.set_user_attr(elsewhere, [0, ["another host", 1, 0.0]])
+    trial = study.ask()
+    assert studies.fail_dead_trials(study) == []
+    assert study.trials[trial.number].state == STATE.RUNNING
+    study.set_user_attr(elsewhere, [0, None])  # and no process: the dead worker's after all
+    assert studies.fail_dead_trials(study) == []
+    assert study.trials[trial.number].state == STATE.FAIL
+
+
+def test_a_worker_notes_itself_while_others_look(
+    study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.set_user_attr(f"{studies.BEGINS} {platform.node()}", [0, _ended_process()])
+    trial = study.ask()
+    read = study.get_trials(states=(STATE.RUNNING,))
+    trial.set_user_attr(studies.PROCESS, studies.this_process())
+    now = study.get_trials
+    monkeypatch.setattr(
+        study, "get_trials", lambda **how: read if how.get("states") else now(**how)
+    )
+    assert studies.fail_dead_trials(study) == []
+    assert study.trials[trial.number].state == STATE.RUNNING
+
+
 def test_a_trial_that_is_tried_again_shifts_no_other(study: Any) -> None:
     study.sampler = SeededSampler(default_sampler, 3)
     undisturbed = optuna.create_study(sampler=SeededSampler(default_sampler, 3))

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from nanotf.cli import main
-from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.machine import process_identity
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.detached.owner import Owner
@@ -172,3 +172,9 @@ def test_only_the_user_reads_a_job(tmp_path: pathlib.Path) -> None:
     )
     for name in ("state.json", "request.json"):
         assert (job.path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_system_that_does_not_tell_when_processes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_identity, "start_of", lambda pid: None)
+    with pytest.raises(UnavailableError, match="Mount a whole /proc"):
+        Owner.this_process()
