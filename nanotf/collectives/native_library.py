@@ -17,7 +17,7 @@ REMEDY = (
     "`python -m nanotf.collectives.build` builds it, with a C++ compiler or `pip install ziglang`."
 )
 
-# `NanotfType` and `NanotfReduction` of `native/shm.h`.
+# NanotfType and NanotfReduction of `native/shm.h`.
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
 
@@ -86,7 +86,7 @@ class NanotfScan(ctypes.Structure):
     ]
 
 
-# `NanotfAllocate`. ctypes takes the GIL for the call, which the collective has released.
+# NanotfAllocate. ctypes takes the GIL for the call, which the collective has released.
 Allocate = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)
 )
@@ -95,7 +95,7 @@ Allocate = ctypes.CFUNCTYPE(
 @functools.cache
 def load() -> ctypes.CDLL:
     """Loads the library and declares the types of its functions."""
-    # Unlike `PyDLL` it releases the GIL: this rank's other threads run while a collective waits.
+    # Unlike PyDLL it releases the GIL: this rank's other threads run while a collective waits.
     library = ctypes.CDLL(os.fspath(LIBRARY))
     call, failure = ctypes.POINTER(NanotfCall), ctypes.POINTER(layout.RawFailure)
     handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64

@@ -42,7 +42,7 @@ class KerasSession:
         if self._mark is None or threading.active_count() > self._threads:
             return True
         now = self._now()
-        # By identity, without any object's `__eq__`. Equal numbers above 256 only clear it in vain.
+        # By identity, without any object's __eq__. Equal numbers above 256 only clear it in vain.
         return len(self._mark) != len(now) or not all(map(operator.is_, self._mark, now))
 
     def _now(self) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
         def write(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             path, role = bound.arguments[name], _role.get()
-            # An open file, such as an `h5py.File`, is this rank's own.
+            # An open file, such as an h5py.File, is this rank's own.
             if role is _Role.ALONE or not isinstance(path, (str, os.PathLike)):
                 return stock(*args, **kwargs)
             if role is None:  # the outermost call settles it for those inside

@@ -164,7 +164,7 @@ def making_operations(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def _create_op_internal(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         region = scope.region
-        # A loop or branch has its own graph, and gets tensors by an operation of `region.graph`.
+        # A loop or branch has its own graph, and gets tensors by an operation of region.graph.
         if region is None or region.graph is not self or region.recomputes:
             return stock(self, op_type, inputs, *args, **kwargs)
         inputs = [region.inside(tensor) for tensor in inputs]

@@ -52,7 +52,7 @@ class LiteRTEngine(InferenceEngine):
                 str(exported), signature_keys=[DEFAULT]
             )
             if precision == INT8:
-                # No `representative_dataset`: only the weights are quantized now.
+                # No representative_dataset: only the weights are quantized now.
                 converter.optimizations = [lite.Optimize.DEFAULT]
             (folder / _FILE).write_bytes(converter.convert())
 

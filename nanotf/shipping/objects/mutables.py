@@ -232,7 +232,7 @@ def kind_in_call(value: Any) -> ContentKind | None:
     """Returns the kind of an object that a call refers to; else None.
 
     Not only of the user's own classes: a loop may call Keras's callbacks, or save by a
-    `tf.train.CheckpointManager`. Inside of layers, such objects belong to Keras.
+    `tf.train.CheckpointManager`. Those in layers belong to Keras.
     """
     cls = type(value)
     if user_modules.is_foreign(cls) or cls in _BY_TYPE or containers.is_tracking(value):
