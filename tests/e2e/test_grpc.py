@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from waiting import freeze
 
 pytest.importorskip("grpc")
 pytest.importorskip("httptools")
@@ -402,7 +403,7 @@ def test_random_bytes(channel: Any) -> None:
 
 def _occupy(server: Served, channel: Any, body: bytes) -> list[Any]:
     """Stops the worker, and makes calls until one waits behind those that it has."""
-    os.kill(server.workers()[0], signal.SIGSTOP)
+    freeze(server.workers()[0])
     calls: list[Any] = []
 
     def waits() -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from processes import ROOT, SECONDS, run_python
-from waiting import wait_until
+from waiting import freeze, wait_until
 
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.estimator import TensorFlow
@@ -254,7 +254,7 @@ def test_a_stopped_supervisor_is_named(
 
     logger, when_named = logging.getLogger("nanotf"), Continue()
     logger.addHandler(when_named)
-    os.kill(owner, signal.SIGSTOP)
+    freeze(owner)
     try:
         (folder / "gate").touch()
         assert follow.wait(job).status == "Completed"

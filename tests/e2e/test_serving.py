@@ -16,6 +16,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
+from waiting import freeze
 
 pytest.importorskip("httptools")
 
@@ -187,7 +188,7 @@ def test_a_worker_that_hangs_is_replaced(model, expected, tmp_path):
     words = [str(tmp_path / "digits.keras"), "-n", "1", "--timeout", "2"]
     with serving(tmp_path / "server", *words) as found:
         (worker,) = found.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         reply = found.ask("/v1/models/digits:predict", {"instances": ROWS[:1].tolist()})
         assert reply.status == 504
         found.wait_until(
@@ -204,7 +205,7 @@ def test_too_many_requests_are_refused(model, tmp_path):
     words = [str(tmp_path / "digits.keras"), "-n", "1", "--queue", "2"]
     with serving(tmp_path / "server", *words) as found:
         (worker,) = found.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
             body = {"instances": ROWS[:1].tolist()}
             asking = [
@@ -340,7 +341,7 @@ def test_sigterm_answers_what_has_come(model, expected, tmp_path):
     model.save(tmp_path / "digits.keras")
     with serving(tmp_path / "server", str(tmp_path / "digits.keras"), "-n", "1") as found:
         (worker,) = found.workers()
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         with concurrent.futures.ThreadPoolExecutor(3) as threads:
             asking = [threads.submit(found.predict, ROWS[:2].tolist(), "digits") for _ in range(3)]
             found.wait_until(

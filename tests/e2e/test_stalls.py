@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from parity import digits, small_cnn
-from waiting import wait_until
+from waiting import freeze, wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerError, WorkerStuck
@@ -202,7 +202,7 @@ def test_sending_to_a_worker_that_does_not_read_times_out(
 
         def start_and_stop(crew: Any) -> None:
             start(crew)
-            os.kill(crew.workers[0].process.pid, signal.SIGSTOP)
+            freeze(crew.workers[0].process.pid)
 
         monkeypatch.setattr(local.LocalCrew, "start", start_and_stop)
         text = r"Workers \[0\] did not finish starting within 1 s. A signal .* has stopped \[0\]"
@@ -211,7 +211,7 @@ def test_sending_to_a_worker_that_does_not_read_times_out(
             small_cnn().fit(x, y, **FIT)
     else:
         small_cnn().fit(x, y, **FIT)
-        os.kill(nanotf.worker_pids()[1], signal.SIGSTOP)
+        freeze(nanotf.worker_pids()[1])
         big = tf.constant(0.0, shape=(2**20,))
 
         def loss(y_true: Any, y_pred: Any) -> Any:
