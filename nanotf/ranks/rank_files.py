@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import checkpointing
@@ -142,12 +143,15 @@ def working_with(attribute: str) -> Callable[[Any, Any], Any]:
     """
 
     def replacement(stock: Any, _: Any) -> Any:
+        signature = inspect.signature(stock)
+
         @functools.wraps(stock)
         def work(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, *args, **kwargs)
             with _agreed(getattr(self, attribute)):
-                if kwargs.get("logs"):  # at a batch's end, those of this rank's rows
-                    kwargs["logs"] = _of_first_rank(kwargs["logs"])
-                return stock(self, *args, **kwargs)
+                if bound.arguments.get("logs"):  # at a batch's end, those of this rank's rows
+                    bound.arguments["logs"] = _of_first_rank(bound.arguments["logs"])
+                return stock(*bound.args, **bound.kwargs)
 
         return work
 
@@ -156,9 +160,12 @@ def working_with(attribute: str) -> Callable[[Any, Any], Any]:
 
 def _of_first_rank(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the logs of rank 0, by which all ranks decide alike what they save, and where."""
-    mine = tf.constant([[float(value) for value in logs.values()]], tf.float64)
-    found = this_rank.group().all_gather(mine, this_rank.FILES_KEY).numpy()[0].tolist()
-    return dict(zip(logs, found, strict=True))
+    leaves = [np.asarray(leaf, np.float64) for leaf in tf.nest.flatten(logs)]
+    mine = tf.constant([np.concatenate([leaf.ravel() for leaf in leaves])])
+    found = this_rank.group().all_gather(mine, this_rank.FILES_KEY).numpy()[0]
+    parts = np.split(found, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    shaped = [part.reshape(leaf.shape)[()] for part, leaf in zip(parts, leaves, strict=True)]
+    return dict(tf.nest.pack_sequence_as(logs, shaped))
 
 
 def reading(stock: Any, _: Any) -> Any:

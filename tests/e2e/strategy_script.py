@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import sys
@@ -64,11 +65,20 @@ class _Stop(keras.callbacks.Callback):
 
 # The losses at a batch's end are those of a rank's own rows, and differ in their order.
 best = {"monitor": "loss", "mode": "min", "save_best_only": True, "save_freq": 3}
+
+
+class _Vector(keras.callbacks.Callback):
+    """Logs what a callback before others may: an array, and a number that is none."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        logs.update(errors=np.arange(3.0), unknown=math.nan, parts={"a": 1.0})
+
+
 keeping = keras.callbacks.ModelCheckpoint(
     "best/{loss:.5f}.weights.h5", save_weights_only=True, **best
 )
 weighed = rows.map(lambda a, b: (a, b, tf.abs(b[0]) ** 3)).batch(BATCH)
-simple.fit(weighed, epochs=4, callbacks=[keeping], verbose=0)
+simple.fit(weighed, epochs=4, callbacks=[_Vector(), keeping], verbose=0)
 assert list(pathlib.Path("best").iterdir())
 # From the second, Keras copies a file before it reads it.
 places = ["backup", f"file://{pathlib.Path.cwd()}/copied"][: 2 if hasattr(keras, "ops") else 1]
