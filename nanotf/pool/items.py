@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -255,7 +254,7 @@ class ItemPool(Pool):
 
     def kill(self) -> None:
         """Kills the workers at once."""
-        with interrupts.held_back(sys.exc_info()[1]):
+        with interrupts.held_back():
             with self._forking:
                 self._ending = True
             # A thread that starts a worker ends once that worker has ended.

@@ -25,7 +25,6 @@ import os
 import queue
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -105,7 +104,7 @@ class Pool:
             with announced(self.size, "reader" if transport == READS else "worker"):
                 state = ProcessState.capture(early=True)  # what the workers start with
                 self._crew = backends.crew_of(plan, transport, self._key)
-                stack.push(self._end_start)
+                stack.push(self._kill_after_error)
                 self.supervisor = PoolSupervisor(self.workers, self.stall_seconds, transport)
                 self._begin(state)
             # No earlier: until here, this thread reads the channels.
@@ -123,8 +122,8 @@ class Pool:
             self._crew.start()
             self._prepare(self.workers, state)
 
-    def _end_start(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Kills the workers of a pool that could not be made: nobody else knows them."""
+    def _kill_after_error(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Kills the workers of a pool that could not be made, or whose end was interrupted."""
         if error is not None:
             with interrupts.held_back(error):
                 self.kill()
@@ -367,20 +366,20 @@ class Pool:
         self.usable, self._closed = False, True
         if self._is_freed:
             return
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.push(self._kill_after_error)
             self.send(messages.Stop())
             deadline = time.monotonic() + STOP_SECONDS
             for worker in self.workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        finally:
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
         """Kills the workers at once, and frees what they have used."""
         if self.owner != os.getpid():
             return
-        with interrupts.held_back(sys.exc_info()[1]):  # `close` ends so after a Ctrl-C
+        with interrupts.held_back():
             self.kill_workers()
             if not self._is_freed:
                 self._is_freed = True
