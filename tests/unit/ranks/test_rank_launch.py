@@ -144,10 +144,10 @@ def test_a_dead_rank_ends_the_others(tmp_path: pathlib.Path) -> None:
         import os, signal
         from nanotf import smp
         smp.init({"partitions": 2})
-        smp.barrier()
-        if smp.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
+            smp.barrier()  # raises, too, where rank 1 is dead before rank 0 has left it
+            if smp.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             smp.barrier()
         except Exception as error:
             print(type(error).__name__, error.rank, error.partition, error.signal)
