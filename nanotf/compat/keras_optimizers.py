@@ -98,20 +98,24 @@ def with_inner(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
-    """Returns an optimizer's lists of slots, by attribute: one slot per variable it was built for.
+    """Returns an optimizer's lists of slots, by attribute, with an entry per trained variable.
 
     Both generations keep each kind of slot in its own list, in the order of the variables. They
-    differ in the order of `optimizer.variables`.
+    differ in the order of `optimizer.variables`. An entry is None where the variable has no slot of
+    that kind: Muon keeps None there, and Keras 2's Adafactor a variable that is not its own state.
     """
+    if not is_built(optimizer):
+        return {}
     own = {id(variable) for variable in optimizer_variables(optimizer)}
-    return {
-        name: list(value)
-        for name, value in vars(optimizer).items()
-        if isinstance(value, (list, tuple))
-        and name not in ("_variables", "_trainable_variables")
-        and len(value) > 0
-        and all(hasattr(v, "assign") and id(keras_common.tf_variable(v)) in own for v in value)
-    }
+    count = len(generation().places_by_key(optimizer))
+    found = {}
+    for name, value in vars(optimizer).items():
+        if isinstance(value, (list, tuple)) and len(value) == count and name != "_variables":
+            behind = [keras_common.tf_variable(v) if hasattr(v, "assign") else None for v in value]
+            slots = [v if id(b) in own else None for v, b in zip(value, behind, strict=True)]
+            if any(slot is not None for slot in slots):
+                found[name] = slots
+    return found
 
 
 def slot_variables(optimizer: Any) -> list[Any]:
@@ -120,7 +124,7 @@ def slot_variables(optimizer: Any) -> list[Any]:
     if is_legacy(optimizer):
         return [variable for _, slots in _legacy_slots(optimizer) for variable in slots]
     found = optimizer_slots(optimizer).values()
-    return [keras_common.tf_variable(variable) for slots in found for variable in slots]
+    return [keras_common.tf_variable(v) for slots in found for v in slots if v is not None]
 
 
 def unbuilt_twin(optimizer: Any) -> Any:

@@ -78,9 +78,12 @@ class OptimizerShards:
             return None
         trainable = [keras_common.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}
+        found = keras_optimizers.optimizer_slots(optimizer)
+        if any(slot is None for each in found.values() for slot in each):
+            return None  # an 8-bit variable, of which the optimizer keeps nothing
         slots = {
-            name: [place[id(keras_common.tf_variable(v))] for v in slot]
-            for name, slot in keras_optimizers.optimizer_slots(optimizer).items()
+            name: [place[id(keras_common.tf_variable(v))] for v in each]
+            for name, each in found.items()
         }
         if not _are_understood(optimizer, slots, trainable, variables):
             return None

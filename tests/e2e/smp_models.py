@@ -655,6 +655,31 @@ def check_rebuilt() -> None:
             assert np.array_equal(old, new) == frozen
 
 
+def check_moves() -> None:
+    """A kind of call that would move a variable is refused: its value is in one process."""
+
+    class Moving(smp.DistributedModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(dtype="float64")
+            self.parts = [dense(WIDTH) for _ in range(3)]
+
+        def call(self, x: Any, training: bool | None = None) -> Any:
+            # A variable's uses are in one partition: the last call's first two parts are, too.
+            order = (0, 1, 2) if training else (1, 0, 1, 2)
+            for place, number in enumerate(order):
+                with smp.partition(int(place > 0)):
+                    x = self.parts[number](x)
+            return x
+
+    x = batches()[0][0]
+    for options in (MANUAL, {}):
+        smp.init({"partitions": 2, "microbatches": 2, **options})
+        model = Moving()
+        smp.step(lambda x, m=model: m(x, training=True))(x)
+        call = smp.step(lambda x, m=model: m(x, training=False))
+        refused(ModelError, "and now in", lambda call=call: call(x))
+
+
 def check_arrays() -> None:
     """An array that is not split is a tensor in the step, called eagerly or in a `tf.function`."""
     model, table = made(CASES["dense"], smp.DistributedModel), np.arange(3.0)
@@ -725,6 +750,7 @@ def main() -> None:
     check_rebuilt()
     check_arrays()
     check_errors()
+    check_moves()
     print(f"rank {smp.rank()}: done", flush=True)
 
 

@@ -126,6 +126,18 @@ def test_slots_are_in_lists_of_the_optimizer(name: str) -> None:
     assert keras_layers.layers_below(model)[-1] is model.layers[-1]
 
 
+def test_variables_without_a_slot() -> None:
+    """Adafactor keeps a placeholder for a vector, which is a variable of its own in Keras 3."""
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(3)])
+    model.compile(tf.keras.optimizers.Adafactor(), "mse")
+    assert keras_optimizers.optimizer_slots(model.optimizer) == {}, "not built yet"
+    keras_optimizers.build_optimizer(model)
+    slots = keras_optimizers.optimizer_slots(model.optimizer).values()
+    shapes = {tuple(() if v is None else tuple(v.shape) for v in slot) for slot in slots}
+    assert shapes == {((2,), ()), ((3,), ()), ((2, 3), (3,))}
+    assert any(v is None for slot in slots for v in slot) == (not IS_KERAS_3)
+
+
 def test_variables_that_an_optimizer_was_built_for() -> None:
     model, other = (tf.keras.Sequential([L.Input((2,)), L.Dense(1)]) for _ in range(2))
     optimizer = tf.keras.optimizers.Adam()

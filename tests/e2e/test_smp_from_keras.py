@@ -80,14 +80,14 @@ def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return x[:150] / 16, y[:150]
 
 
-def _classifier() -> tf.keras.Model:
+def _classifier(dtype: str = "float64") -> tf.keras.Model:
     tf.keras.utils.set_random_seed(1)
     layers = tf.keras.layers
-    inputs = tf.keras.Input((64,), dtype="float64")
-    first = layers.Dense(24, activation="tanh", dtype="float64")(inputs)
-    second = layers.Dense(24, activation="relu", dtype="float64")(first)
-    joined = layers.Add(dtype="float64")([first, second])
-    return tf.keras.Model(inputs, layers.Dense(10, dtype="float64")(joined))
+    inputs = tf.keras.Input((64,), dtype=dtype)
+    first = layers.Dense(24, activation="tanh", dtype=dtype)(inputs)
+    second = layers.Dense(24, activation="relu", dtype=dtype)(first)
+    joined = layers.Add(dtype=dtype)([first, second])
+    return tf.keras.Model(inputs, layers.Dense(10, dtype=dtype)(joined))
 
 
 def _compile(model: Any) -> None:
@@ -143,6 +143,54 @@ def test_a_plain_script_trains_in_partitions(tmp_path: pathlib.Path) -> None:
         )
     finally:
         tf.keras.backend.set_floatx(floats)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_that_keep_unlike_slots(name: str) -> None:
+    """Slots of some variables alone come back, too, so that a second `fit` continues with them."""
+    kind = getattr(tf.keras.optimizers, name, None)
+    if kind is None:
+        pytest.skip(f"this Keras has no {name}")
+    x, y = _digits()
+    found = []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2, microbatches=2), lambda m: m):
+        model = change(_classifier("float32"))  # Keras's Muon takes no other dtype
+        model.compile(kind(0.01), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        calls = [model.fit(x, y, batch_size=50, shuffle=False, verbose=0) for _ in range(2)]
+        found.append(([call.history for call in calls], model.get_weights()))
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6), *found
+    )
+
+
+class CountsUpdates(tf.keras.optimizers.SGD):  # type: ignore[misc]
+    """An optimizer with a variable that is no slot: in each partition, it counts other updates."""
+
+    def build(self, variables: Any) -> None:
+        if not hasattr(self, "seen"):
+            self.seen = self.add_variable(shape=(), name="seen", dtype="float32")
+        super().build(variables)
+
+    def update_step(self, gradient: Any, variable: Any, *rate: Any) -> None:
+        self.seen.assign_add(tf.cast(tf.size(gradient), "float32"))
+        super().update_step(gradient, variable, *rate)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_state_that_differs_between_partitions_is_not_taken_for_one() -> None:
+    x, y = _digits()
+    model = smp.DistributedModel.from_keras(_classifier(), partitions=2)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(CountsUpdates(0.01), loss)
+    model.fit(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    with pytest.raises(UnavailableError, match="CountsUpdates, with other state"):
+        model.fit(x, y, verbose=0)
+    model.compile(CountsUpdates(0.01), loss)
+    model.fit(x, y, verbose=0)
 
 
 def _crowded(_: Any, size: int, *options: Any) -> topology.Plan:

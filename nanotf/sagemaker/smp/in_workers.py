@@ -57,7 +57,8 @@ class OptimizerState:
     slots: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
     # Values of variables that an optimizer has before it is built.
     early: list[Array] = dataclasses.field(default_factory=list)
-    late: list[Array] = dataclasses.field(default_factory=list)  # of others that are no slots
+    # Of others that are no slots; None if they differ between partitions.
+    late: list[Array] | None = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,8 @@ class WorkersModel:
             InvalidArgumentError: The number is not divisible.
             PlacementError: There are fewer cores than workers.
             ShippingError: An argument cannot be sent to the workers.
-            UnavailableError: The data are no arrays.
+            UnavailableError: The data are no arrays. Or, from the second call on, the optimizer has
+                other state than slots, and the partitions have left it unlike.
             WorkerError: A worker has failed. The model is as it was before the call.
         """
         return self._call("fit", args, kwargs, num_processes)
@@ -166,6 +168,14 @@ class WorkersModel:
                 "not compiled. Call compile() of the model that from_keras has returned."
             )
         _check_data(given)
+        if method == "fit" and self._state.late is None:
+            raise UnavailableError(
+                "A further fit() continues with the optimizer's state, which is one slot per "
+                "variable, or the same in all partitions. Received: "
+                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
+                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
+                "own."
+            )
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -229,7 +239,8 @@ class WorkersModel:
             for number, value in each.values.items():
                 values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
-            self._state = _joined([each.state for each in ended])
+            copy = [e.state for r, e in enumerate(ended) if self._place(r, len(ended)).dp_rank == 0]
+            self._state = _joined(copy)
             early = keras_optimizers.optimizer_variables(self.optimizer)
             for variable, value in zip(early, first.state.early, strict=True):
                 variable.assign(value)
@@ -281,7 +292,16 @@ def _callbacks(given: Mapping[str, Any]) -> list[Any]:
 
 
 def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
-    joined = OptimizerState(late=states[0].late)
+    """Returns the whole model's state.
+
+    Args:
+        states: by partition.
+    """
+    kinds = {
+        tuple((value.dtype, value.shape, value.tobytes()) for value in state.late or ())
+        for state in states
+    }
+    joined = OptimizerState(late=states[0].late if len(kinds) == 1 else None)
     for state in states:
         for name, slots in state.slots.items():
             joined.slots.setdefault(name, {}).update(slots)
@@ -353,17 +373,17 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
     numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
         for slot, number in zip(slots, numbers, strict=True):
-            values.share(tf_variable(slot), state.slots[name][number])
+            if slot is not None:
+                values.share(tf_variable(slot), state.slots[name][number])
     # The steps' tensors will not all lie where those of the last call did.
     values.return_freed(memory.private_bytes() - _private_at_first())
-    for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
+    for variable, value in zip(_late(part.optimizer, early), state.late or (), strict=True):
         variable.assign(value)
 
 
 def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
     """Returns the variables of a built optimizer that are neither slots nor early ones."""
-    slots = keras_optimizers.optimizer_slots(optimizer).values()
-    known = {id(tf_variable(slot)) for each in slots for slot in each} | set(map(id, early))
+    known = set(map(id, [*keras_optimizers.slot_variables(optimizer), *early]))
     return [v for v in keras_optimizers.optimizer_variables(optimizer) if id(v) not in known]
 
 
@@ -392,7 +412,11 @@ def _state(part: KerasModel, early: Sequence[Any]) -> OptimizerState:
     numbers = _numbers(part, "trainable_variables")
     return OptimizerState(
         {
-            name: dict(zip(numbers, map(values.array_of, map(tf_variable, slots)), strict=True))
+            name: {
+                number: values.array_of(tf_variable(slot))
+                for number, slot in zip(numbers, slots, strict=True)
+                if slot is not None
+            }
             for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items()
         },
         [v.numpy() for v in early],

@@ -119,7 +119,6 @@ class PartitionedCheckpointManager:
             runtime.register_post_partition_hook(lambda: self._restore(latest))
         else:
             self._restore(latest)
-            communication.barrier()  # the next save of the first copy may delete the files
         return latest
 
     def _restore(self, path: str) -> None:
@@ -128,6 +127,7 @@ class PartitionedCheckpointManager:
         self._take_part()
         with runtime.setting(partitioned.saves_parts, True):
             self._saved.restore(path)
+        communication.barrier()  # the next save of the first copy may delete the files
 
     def _named(self, prefix: str) -> str:
         """Returns the path of this rank's part of a checkpoint."""

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from nanotf.compat import graphs, values
 from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import ModelError
 from nanotf.sagemaker.smp.cut import EVERYWHERE
 from nanotf.sagemaker.smp.step_seeds import drawing_from
 
@@ -55,7 +56,11 @@ class Variables:
                 processes hold the others, such as those of metrics.
             stage: this process's partition.
             existing: the model's variables.
+
+        Raises:
+            ModelError: An earlier call has put some into other partitions.
         """
+        self._check_stay(partitions)
         self.partitions.update(partitions)
         for variable, value in self._initializers:
             with warnings.catch_warnings():
@@ -74,6 +79,20 @@ class Variables:
                 self.all.append(variable)
                 if self.partition_of(variable) not in (stage, EVERYWHERE):
                     self._release(variable)
+
+    def _check_stay(self, partitions: Mapping[int, int]) -> None:
+        places = {**partitions, **self.partitions}  # those of earlier calls, where there are any
+        moved = [
+            f"{variable.name!r}, in partition {places[handle]} and now in {partitions[handle]}"
+            for variable, handle in ((each, id(each.handle)) for each in self.all)
+            if handle in partitions and places[handle] != partitions[handle]
+        ]
+        if moved:
+            raise ModelError(
+                "A variable stays in the partition that has it after the model's first call. "
+                f"Received: another kind of call that uses {'; '.join(moved)}. Let each call use "
+                "it in the same part of the model, or use partitions=1."
+            )
 
     def _release(self, variable: Any) -> None:
         graphs.release(
