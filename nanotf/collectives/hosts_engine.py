@@ -46,7 +46,7 @@ from nanotf.collectives.joined_rank import (
 )
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.peers import CallNote, PeerFailed, Peers
-from nanotf.collectives.spec import HostsSpec, write_abort_record
+from nanotf.collectives.spec import HostsSpec, read_abort_record, write_abort_record
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure, FailureKind
 
@@ -73,8 +73,9 @@ class HostsEngine(Engine):
         super().__init__(spec, self._first + local.rank)
         self._local, self._hosts = local, hosts
         local.named_rank = self.rank  # errors count ranks over all hosts
-        self._peers = Peers(hosts, fds) if local.rank == 0 else None
-        # For the leader's abort record when another host fails, see `_failed`.
+        self._peers = Peers(hosts, fds, self._failed_here) if local.rank == 0 else None
+        # For the leader, which reads this host's abort records, and writes one when another host
+        # fails (`_failed`).
         self._memory = mmap.mmap(memory, local.spec.layout.total_bytes)
         # Guards the fields below, but the two of `join`: no other thread makes a call meanwhile.
         self._lock = threading.Lock()
@@ -251,6 +252,11 @@ class HostsEngine(Engine):
             write_abort_record(self._memory, places, own, dataclasses.replace(failure, rank=-1))
         return CollectiveError(failure.message)
 
+    def _failed_here(self) -> Failure | None:
+        spec = self._local.spec
+        failure = read_abort_record(self._memory, spec.layout, spec.size)
+        return None if failure is None else self._seen_from_all(failure)
+
     def _seen_from_all(self, failure: Failure) -> Failure:
         """Returns a failure of the host's group, with ranks counted over all hosts.
 
@@ -274,7 +280,7 @@ class HostsEngine(Engine):
         return self._failures, self._last_failure
 
     def abort(self, text: str) -> None:
-        # For other ranks the leader tells the other hosts: its next step in shared memory fails.
+        # For other ranks the leader tells the other hosts, as soon as it has noticed the abort.
         self._local.abort(text)
         if self._peers is not None:
             self._peers.tell_all(Failure(FailureKind.ABORTED, -1, text))

@@ -33,7 +33,7 @@ from nanotf.collectives.patience import Patience
 from nanotf.collectives.spec import HostsSpec
 from nanotf.wire.failures import Failure, FailureKind
 
-POLL_SECONDS = 0.5  # the longest time between two looks at the deadline
+POLL_SECONDS = 0.5  # the longest time between two looks at the deadline and the host's own group
 # Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data,
 # the rows of the data; the offer's kind and bytes, lengths of its type and reduction, which follow
 # the text.
@@ -74,10 +74,13 @@ class Peers:
     Args:
         fds: connected sockets to the leaders of the other hosts, in the order of hosts; owned from
             now on.
+        failed_here: returns why this host's own group has failed, None if it has not.
     """
 
-    def __init__(self, hosts: HostsSpec, fds: Sequence[int]) -> None:
-        self._hosts, self._deadline = hosts, hosts.deadline
+    def __init__(
+        self, hosts: HostsSpec, fds: Sequence[int], failed_here: Callable[[], Failure | None]
+    ) -> None:
+        self._hosts, self._deadline, self._failed_here = hosts, hosts.deadline, failed_here
         others = sorted(hosts.others)
         self._sockets = {
             host: socket.socket(fileno=fd) for host, fd in zip(others, fds, strict=True)
@@ -147,7 +150,7 @@ class Peers:
 
         Raises:
             PeerFailed: The other host makes another call, its connection is closed, a collective
-                failed there, or the deadline has passed.
+                failed there or in this host's own group, or the deadline has passed.
         """
 
         def found() -> _Frame | None:
@@ -209,8 +212,10 @@ class Peers:
         patience = Patience(self._deadline)
         with self._changed:
             while (found := find()) is None:
-                if self._failure is not None:
-                    raise PeerFailed(self._failure)
+                # Whoever ends the host's own group cannot wake this leader, who sees it here.
+                failure = self._failure or self._failed_here()
+                if failure is not None:
+                    raise PeerFailed(failure)
                 self._changed.wait(POLL_SECONDS)
                 if patience.is_over():
                     raise PeerFailed(expired())

@@ -70,6 +70,22 @@ def write_abort_record(
     struct.pack_into("<I", memory, places.aborted, 1)
 
 
+def read_abort_record(memory: mmap.mmap, places: layout.Layout, size: int) -> Failure | None:
+    """Returns why a group has failed, as its ranks raise it; None if it has not.
+
+    Args:
+        size: number of ranks.
+    """
+    if not struct.unpack_from("<I", memory, places.aborted)[0]:
+        return None
+    ranks = (places.region(rank) + places.rank_record for rank in range(size))
+    for offset in (places.common_record, *ranks):  # as `Group::CheckAborted`
+        if struct.unpack_from("<I", memory, offset)[0]:
+            begin = offset + places.record_failure
+            return layout.RawFailure.from_buffer_copy(memory, begin).unpacked()
+    raise AssertionError("the record is written before the flag")
+
+
 @dataclasses.dataclass(frozen=True)
 class HostsSpec:
     """The hosts of a group."""

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import SECONDS, wait_until
 
 from nanotf.collectives import hosts_engine
 from nanotf.collectives.engine import part_of
 from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.spec import HostsSpec, create_group
+from nanotf.collectives.spec import HostsSpec, create_group, write_abort_record
 from nanotf.errors import CollectiveError
-from nanotf.wire.failures import FailureKind
+from nanotf.wire.failures import Failure, FailureKind
 
 COUNTS = [(1, 1), (2, 2), (2, 1), (1, 3, 2)]
 KEY = 7
@@ -212,6 +213,25 @@ def test_a_failed_group_stays_failed() -> None:
             engines[0].barrier(KEY)
         with pytest.raises(CollectiveError, match="for a test"):
             engines[1].barrier(KEY)
+
+
+def _abort_by_owner(engine: Any, text: str) -> None:
+    places, failure = engine._local.spec.layout, Failure(FailureKind.ABORTED, -1, text)
+    write_abort_record(engine._memory, places, places.common_record, failure)
+
+
+@pytest.mark.parametrize("abort", [HostsEngine.abort, _abort_by_owner])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_abort_reaches_a_leader_that_waits_for_another_host(abort: Any, rank: int) -> None:
+    """It would wait there for much longer than this test does."""
+    with engines_of((2, 1), deadline=3600) as engines, futures.ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(engine.barrier, KEY) for engine in engines[:2]]
+        wait_until(lambda: engines[2]._peers._frames, "the leader waits: it has sent its frame")
+        abort(engines[rank], "for a test")
+        for call in waiting:
+            with pytest.raises(CollectiveError, match="for a test"):
+                call.result(timeout=SECONDS)
+        wait_until(lambda: engines[2]._peers._failure, "the leader tells the other host")
 
 
 def test_long_vectors_take_two_steps() -> None:
