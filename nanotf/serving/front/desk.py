@@ -225,7 +225,8 @@ class Desk:
         self._coming.add(model)
         try:
             await self._wanted.add(model, folder)
-            if why := await self._fleet.outcome(model):
+            # Another client may unload it before it is served.
+            if why := await self._fleet.outcome(model, lambda: model in self._wanted.names):
                 await self._wanted.remove(model)
                 raise Refusal(500, f"Model {model} cannot be loaded: {why}")
         except NanoError as error:

@@ -99,6 +99,7 @@ class Fleet:
     def want(self, versions: Iterable[ModelVersion]) -> None:
         """Serves these versions from now on, as soon as they are loaded."""
         wanted = frozenset(versions)
+        self._news.set()  # even with equal versions: a model without any may have gone
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -372,13 +373,18 @@ class Fleet:
         latest = max(found, key=_order)
         return self.failed[latest], latest in self._loaded
 
-    async def outcome(self, model: str) -> str:
+    async def outcome(self, model: str, is_still_known: Callable[[], bool] | None = None) -> str:
         """Waits until a version of a model is served, or those that are wanted cannot be.
+
+        Args:
+            is_still_known: returns False once no version will be wanted; None if one always may.
 
         Returns:
             Why they cannot; empty if one is served.
         """
         while not self.served(model):
+            if is_still_known is not None and not is_still_known():
+                return "it was unloaded meanwhile"
             wanted = [version for version in self._wanted if version.model == model]
             if wanted and all(version in self.failed for version in wanted):
                 return self.failed[wanted[0]]

@@ -29,7 +29,7 @@ def test_a_model_that_is_being_loaded_is_not_loaded_again():
     async def script():
         wanted = Wanted()
 
-        async def outcome(model):
+        async def outcome(model, is_still_known):
             return ""
 
         fleet = types.SimpleNamespace(outcome=outcome)

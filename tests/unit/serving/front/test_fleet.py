@@ -338,6 +338,21 @@ def test_a_start_that_fails_says_why(monkeypatch):
     run(script, monkeypatch)
 
 
+@pytest.mark.parametrize("has_version", [True, False])
+def test_a_model_that_is_unloaded_while_it_loads(has_version, monkeypatch):
+    async def script(fleet, made, free, lost):
+        names, versions = ["m", "other"], [version(7, "other")] * has_version
+        fleet.want([version(1), *versions])
+        waiting = asyncio.create_task(fleet.outcome("other", lambda: "other" in names))
+        await soon()
+        assert not waiting.done()
+        names.remove("other")
+        fleet.want([version(1)])
+        assert await waiting == "it was unloaded meanwhile"
+
+    run(script, monkeypatch)
+
+
 def test_a_worker_that_dies_is_replaced_and_its_requests_are_told(monkeypatch):
     async def script(fleet, made, free, lost):
         fleet.want([version(1)])
