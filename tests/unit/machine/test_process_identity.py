@@ -1,4 +1,4 @@
-"""What tells a process from a later one with its id."""
+"""A process is told from a later one with its id by its start."""
 
 from __future__ import annotations
 
