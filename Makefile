@@ -57,18 +57,20 @@ demo: .venv-demo/.installed
 
 # TensorFlow 2.14 and 2.15 have one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # Importing TensorFlow fixes the generation, hence a run for each. No run keeps two cores busy, so
-# three run in parallel, begun in this order; each prints at its end. Four parts rather than three,
-# and last the run that by itself uses all cores, so that no run is alone at the end. Exit code 5:
+# three run in parallel, begun in this order; each prints at its end. Six parts, so that none is alone
+# after the others, and last the run that by itself uses all cores. Exit code 5:
 # ARGS selects no test. `loadfile`: the tests of a file share fixtures that are slow to make.
 # (pytest 9.2 ignores the groups of xdist 3.8.)
+PARTS := $(addprefix newest-,1 2 3 4 5 6)
+
 # Code is checked once, with the newest: the types of NumPy differ between its versions.
 test test-all: $(if $(TF),$(STAMP),lint)
-	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 newest-3 newest-4 \
+	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(PARTS) \
 		$(if $(filter intel 2.15%,$(TF)),,legacy) $(ALSO) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
 
-.PHONY: units newest-1 newest-2 newest-3 newest-4 legacy
-newest-1 newest-2 newest-3 newest-4: newest-%:
-	$(PYTEST) tests/e2e tests/programs --part $*/4 $(SAMPLE) $(ARGS) || test $$? = 5
+.PHONY: units $(PARTS) legacy
+$(PARTS): newest-%:
+	$(PYTEST) tests/e2e tests/programs --part $*/$(words $(PARTS)) $(SAMPLE) $(ARGS) || test $$? = 5
 units:
 	$(PYTEST) -n auto --dist loadfile --ignore tests/e2e --ignore tests/programs --ignore tests/libraries tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
