@@ -12,6 +12,7 @@ import importlib.util
 import pathlib
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.errors import NanoError
@@ -42,14 +43,27 @@ class _Scope:
     def enter(self) -> None:
         sys.path[:0] = self.entries
         sys.modules.update(self.modules)
+        for package, name, module in self._in_packages_of_all():
+            setattr(package, name, module)
 
     def leave(self) -> None:
         self.modules = {name: each for name, each in sys.modules.items() if self.holds(each)}
         for name in self.modules:
             del sys.modules[name]
+        for package, name, module in self._in_packages_of_all():
+            if vars(package).get(name) is module:  # else `from package import name` would find it
+                delattr(package, name)
         for entry in self.entries:
             if entry in sys.path:  # the code may have changed it
                 sys.path.remove(entry)
+
+    def _in_packages_of_all(self) -> Iterator[tuple[types.ModuleType, str, Any]]:
+        """Yields those of the modules that are also attributes of a package of all models."""
+        for full, module in self.modules.items():
+            parent, _, name = full.rpartition(".")
+            package = None if parent in self.modules else sys.modules.get(parent)
+            if isinstance(package, types.ModuleType):
+                yield package, name, module
 
 
 class ModuleScopes:

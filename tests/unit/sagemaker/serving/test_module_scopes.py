@@ -66,17 +66,24 @@ def test_a_package_without_init(tmp_path: pathlib.Path) -> None:
 def test_a_package_without_init_that_others_extend(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, code = tmp_path / "own", tmp_path / "code"
-    for folder in (own, code):
+    own, codes = tmp_path / "own", [tmp_path / "a" / "code", tmp_path / "b" / "code"]
+    for folder in (own, *codes):
         (folder / "extended").mkdir(parents=True)
     (own / "extended" / "of_all.py").touch()
-    (code / "inference.py").write_text("import extended.of_all\n")
+    for code in codes:
+        (code / "extended" / "late.py").write_text(f"NAME = {code.parent.name!r}")
+        (code / "inference.py").write_text(
+            "import extended.of_all\n"
+            "def late():\n    from extended import late\n    return late.NAME\n"
+        )
     monkeypatch.syspath_prepend(own)
     scopes = ModuleScopes()
     try:
-        scopes.load(code)
+        for code in [*codes, *codes]:
+            assert scopes.load(code).late() == code.parent.name
         scopes.close()
         assert {"extended", "extended.of_all"} <= set(sys.modules)
+        assert not hasattr(sys.modules["extended"], "late")
     finally:
         for name in ("extended", "extended.of_all"):
             sys.modules.pop(name, None)
