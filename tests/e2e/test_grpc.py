@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from waiting import freeze
+from waiting import freeze, wait_until
 
 pytest.importorskip("grpc")
 pytest.importorskip("httptools")
@@ -351,15 +351,15 @@ def _predict_body(dtype: str = "float32", name: str = "types") -> bytes:
 
 
 _WAITING = "nanotf_queue_requests"
+_HEALTH = "/grpc.health.v1.Health/Check"
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def test_health(channel: Any) -> None:
-    method = "/grpc.health.v1.Health/Check"
-    assert _call(channel, method) == b"\x08\x01"  # SERVING
+    assert _call(channel, _HEALTH) == b"\x08\x01"  # SERVING
     known = b"tensorflow.serving.PredictionService"
-    assert _call(channel, method, bytes([10, len(known)]) + known) == b"\x08\x01"
-    _refused(grpc.StatusCode.NOT_FOUND, "service", _call, channel, method, b"\x0a\x01x")
+    assert _call(channel, _HEALTH, bytes([10, len(known)]) + known) == b"\x08\x01"
+    _refused(grpc.StatusCode.NOT_FOUND, "service", _call, channel, _HEALTH, b"\x0a\x01x")
     _refused(grpc.StatusCode.UNIMPLEMENTED, "", _call, channel, "/grpc.health.v1.Health/Watch")
 
 
@@ -402,7 +402,10 @@ def test_random_bytes(channel: Any) -> None:
 
 
 def _occupy(server: Served, channel: Any, body: bytes) -> list[Any]:
-    """Stops the worker, and makes calls until one waits behind those that it has."""
+    """Stops the worker, and makes calls until one waits behind those that it has.
+
+    The server has all of them: they came before one that it has answered.
+    """
     freeze(server.workers()[0])
     calls: list[Any] = []
 
@@ -411,6 +414,7 @@ def _occupy(server: Served, channel: Any, body: bytes) -> list[Any]:
         return server.metric(_WAITING) > 0
 
     server.wait_until(waits, "a call waits")
+    assert _call(channel, _HEALTH, b"")
     return calls
 
 
@@ -443,6 +447,36 @@ def test_sigterm_ends_after_the_calls_that_run(tmp_path: pathlib.Path) -> None:
         os.kill(worker, signal.SIGCONT)
         assert all(call.result(SECONDS) for call in calls)
         assert server.process.wait(SECONDS) == 0
+
+
+def test_sigterm_ends_after_the_calls_that_have_come(tmp_path: pathlib.Path) -> None:
+    """The server has not looked at them yet: it was stopped when they came."""
+    save_types(tmp_path / "types" / "1")
+    words, body = (str(tmp_path / "types"), "--grpc-port", "0", "-n", "1"), _predict_body()
+    with (
+        serving(tmp_path / "server", *words) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        assert _call(channel, _PREDICT, body)
+        freeze(server.process.pid)
+        calls = [channel.unary_unary(_PREDICT).future(body) for _ in range(20)]
+        least = len(body) * len(calls)
+        wait_until(lambda: _bytes_to_read(server.grpc_port) > least, "the calls have come")
+        server.process.send_signal(signal.SIGTERM)
+        os.kill(server.process.pid, signal.SIGCONT)
+        assert all(call.result(SECONDS) for call in calls)
+        assert server.process.wait(SECONDS) == 0
+
+
+def _bytes_to_read(port: int) -> int:
+    """Returns how many bytes have come to a port that nobody has read, as Linux tells them."""
+    tables = (pathlib.Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if _port_of(row[1]) == port)
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _is_refused(port: int) -> bool:

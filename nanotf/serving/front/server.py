@@ -261,7 +261,7 @@ class Server:
         while self._now() < delay and self._signals < 2:
             await asyncio.sleep(_SOON)
         listener.close()
-        ends = [] if self._grpc is None else [asyncio.create_task(self._grpc.stop(END_SECONDS))]
+        ends = [] if self._grpc is None else [asyncio.create_task(self._end_calls(self._grpc))]
         begin = self._now()
         while self._signals < 2 and not (self._is_done() and all(task.done() for task in ends)):
             if self._now() > begin + END_SECONDS:
@@ -271,6 +271,11 @@ class Server:
                 for connection in list(self._connections):
                     connection.leave()
             await asyncio.sleep(_SOON)
+
+    async def _end_calls(self, listener: GrpcListener) -> None:
+        # gRPC cancels a call that has come, but that it has not handed over yet.
+        await asyncio.sleep(_LAST_REQUESTS)
+        await listener.stop(END_SECONDS)
 
     def _is_done(self) -> bool:
         return self._dispatcher.is_idle and not self._connections
