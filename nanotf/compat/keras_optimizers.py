@@ -127,6 +127,12 @@ def slot_variables(optimizer: Any) -> list[Any]:
     return [keras_common.tf_variable(v) for slots in found for v in slots if v is not None]
 
 
+def variables_beside_slots(optimizer: Any) -> list[Any]:
+    """Returns the `tf.Variable`s of an optimizer that are no slots, such as the step count."""
+    slots = set(map(id, slot_variables(optimizer)))
+    return [v for v in optimizer_variables(optimizer) if id(v) not in slots]
+
+
 def unbuilt_twin(optimizer: Any) -> Any:
     """Returns an optimizer of one of Keras's own classes like another, and not built.
 

@@ -224,7 +224,8 @@ def _abort_by_owner(engine: Any, text: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_abort_reaches_a_leader_that_waits_for_another_host(abort: Any, rank: int) -> None:
     """It would wait there for much longer than this test does."""
-    with engines_of((2, 1), deadline=3600) as engines, futures.ThreadPoolExecutor(2) as pool:
+    # In this order: engines that are closed raise, and the threads end.
+    with futures.ThreadPoolExecutor(2) as pool, engines_of((2, 1), deadline=3600) as engines:
         waiting = [pool.submit(engine.barrier, KEY) for engine in engines[:2]]
         wait_until(lambda: engines[2]._peers._frames, "the leader waits: it has sent its frame")
         abort(engines[rank], "for a test")

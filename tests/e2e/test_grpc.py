@@ -460,8 +460,13 @@ def test_sigterm_ends_after_the_calls_that_have_come(tmp_path: pathlib.Path) -> 
         assert _call(channel, _PREDICT, body)
         freeze(server.process.pid)
         calls = [channel.unary_unary(_PREDICT).future(body) for _ in range(20)]
-        least = len(body) * len(calls)
-        wait_until(lambda: _bytes_to_read(server.grpc_port) > least, "the calls have come")
+        counts = [0]
+
+        def have_come() -> bool:
+            counts.append(_bytes_to_read(server.grpc_port))
+            return counts[-1] == counts[-2] > len(body) * len(calls)
+
+        wait_until(have_come, "the calls have come")
         server.process.send_signal(signal.SIGTERM)
         os.kill(server.process.pid, signal.SIGCONT)
         assert all(call.result(SECONDS) for call in calls)

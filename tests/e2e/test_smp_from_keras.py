@@ -21,6 +21,7 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     JobError,
     ModelError,
+    NanoError,
     UnavailableError,
     WorkerDied,
 )
@@ -185,12 +186,34 @@ def test_state_that_differs_between_partitions_is_not_taken_for_one() -> None:
     model = smp.DistributedModel.from_keras(_classifier(), partitions=2)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(CountsUpdates(0.01), loss)
-    model.fit(x, y, verbose=0)
-    model.predict(x, verbose=0)
-    with pytest.raises(UnavailableError, match="CountsUpdates, with other state"):
+    with pytest.raises(NanoError, match="CountsUpdates, whose other state differs"):
         model.fit(x, y, verbose=0)
-    model.compile(CountsUpdates(0.01), loss)
-    model.fit(x, y, verbose=0)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_partition_of_frozen_layers_counts_the_steps_of_the_others(frozen: int) -> None:
+    x, y = _digits()
+    loss, layers, found = "sparse_categorical_crossentropy", tf.keras.layers, []
+    for partitions in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        parts = [tf.keras.Input((64,), dtype="float64")]
+        for units, activation in ((200, "relu"), (200, "relu"), (10, "softmax")):
+            parts.append(layers.Dense(units, activation, dtype="float64"))
+        model = tf.keras.Sequential(parts)
+        for place, layer in enumerate(model.layers):
+            layer.trainable = (place < 1) != (frozen == 0)
+        if partitions:
+            model = smp.DistributedModel.from_keras(model, partitions)
+        rate = tf.keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.8)
+        model.compile(tf.keras.optimizers.Adam(rate), loss)
+        calls = [model.fit(x, y, batch_size=50, shuffle=False, verbose=0) for _ in range(2)]
+        counted = int(model.optimizer.iterations)
+        found.append(([call.history for call in calls], model.get_weights(), counted))
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
 
 
 def _crowded(_: Any, size: int, *options: Any) -> topology.Plan:

@@ -44,7 +44,7 @@ class Owner:
         if start is None:
             raise UnavailableError(
                 "Jobs and endpoints are told by the start of their processes. Received: a system "
-                "without /proc/sys/kernel/random/boot_id or /proc/PID/stat. Mount a whole /proc."
+                "without /proc/PID/stat. Mount a whole /proc."
             )
         return cls(os.getpid(), start, platform.node(), is_supervisor)
 

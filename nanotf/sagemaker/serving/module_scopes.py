@@ -30,6 +30,7 @@ class _Scope:
         lib = code / "lib"
         self.entries = [str(lib), str(code)] if lib.is_dir() else [str(code), *installed(code)]
         self.modules: dict[str, Any] = {}
+        self.attributes: list[tuple[types.ModuleType, str, Any]] = []  # of packages of all models
 
     def holds(self, module: Any) -> bool:
         file = getattr(module, "__file__", None)
@@ -43,26 +44,26 @@ class _Scope:
     def enter(self) -> None:
         sys.path[:0] = self.entries
         sys.modules.update(self.modules)
-        for package, name, module in self._in_packages_of_all():
+        for package, name, module in self.attributes:
             setattr(package, name, module)
 
     def leave(self) -> None:
         self.modules = {name: each for name, each in sys.modules.items() if self.holds(each)}
         for name in self.modules:
             del sys.modules[name]
-        for package, name, module in self._in_packages_of_all():
-            if vars(package).get(name) is module:  # else `from package import name` would find it
-                delattr(package, name)
+        self.attributes = list(self._in_packages_of_all())
+        for package, name, _ in self.attributes:  # `from package import name` would find it
+            delattr(package, name)
         for entry in self.entries:
             if entry in sys.path:  # the code may have changed it
                 sys.path.remove(entry)
 
     def _in_packages_of_all(self) -> Iterator[tuple[types.ModuleType, str, Any]]:
-        """Yields those of the modules that are also attributes of a package of all models."""
+        """Yields those of the modules that are attributes of a package of all models."""
         for full, module in self.modules.items():
             parent, _, name = full.rpartition(".")
             package = None if parent in self.modules else sys.modules.get(parent)
-            if isinstance(package, types.ModuleType):
+            if isinstance(package, types.ModuleType) and vars(package).get(name) is module:
                 yield package, name, module
 
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 from nanotf.compat import eager_context, keras_optimizers
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.step_errors import python_operation
-from nanotf.errors import JobError, ModelError
+from nanotf.errors import JobError, ModelError, UnavailableError
 from nanotf.sagemaker.smp import (
     communication,
     exchange,
@@ -120,6 +120,8 @@ class KerasModel(StepModel):
         # The last layers' gradients come first, and each can be freed after its update.
         with keras_optimizers.updating_in_order(self.optimizer):
             self.optimizer.apply_gradients(reversed(pairs))
+        if runtime.mp_size() > 1:
+            _check_state(self.optimizer, bool(pairs))
         with runtime.setting(_results, (y_pred,)):
             return super().test_step(data)
 
@@ -279,6 +281,31 @@ def _whole(results: Any, x: Any) -> Any:
 def _of_all_copies(rows: Any) -> Any:
     # By rank, which is by copy: in the order in which `Shares` has divided the batch.
     return np.concatenate([parts[0] for parts in replicas.gather_over_replicas([rows])])
+
+
+def _check_state(optimizer: Any, trains: bool) -> None:
+    """Makes an operation that fails in the first steps if partitions have unlike optimizers.
+
+    One process has one step count, or what else is no slot, for all variables.
+
+    Args:
+        trains: whether this partition has trainable variables.
+    """
+    beside = keras_optimizers.variables_beside_slots(optimizer) if trains else []
+    flat = [tf.reshape(tf.cast(v.read_value(), tf.float64), [-1]) for v in beside]
+
+    def compare(state: Any) -> None:
+        found = exchange.gather_now("smp: optimizer", state)
+        parts = [part for part in found if part.size]
+        if any(not np.array_equal(part, parts[0], equal_nan=True) for part in parts):
+            raise UnavailableError(
+                "What an optimizer keeps must be one slot per variable, or not depend on the "
+                "variables that it updates: each partition updates its own. Received: "
+                f"{type(optimizer).__name__}, whose other state differs between partitions. Use "
+                "another optimizer, or partitions=1."
+            )
+
+    exchange.check(compare, [tf.concat([*flat, tf.zeros([0], tf.float64)], 0)])
 
 
 def _check_mean(of_microbatches: Any, of_batch: Any) -> None:

@@ -57,8 +57,7 @@ class OptimizerState:
     slots: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
     # Values of variables that an optimizer has before it is built.
     early: list[Array] = dataclasses.field(default_factory=list)
-    # Of others that are no slots; None if they differ between partitions.
-    late: list[Array] | None = dataclasses.field(default_factory=list)
+    late: list[Array] = dataclasses.field(default_factory=list)  # of others that are no slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +68,7 @@ class RankResult:
     # By a variable's number, of those that this rank holds. Only after `fit`, and only of the first
     # copy of the model.
     values: dict[int, Array]
-    state: OptimizerState  # of the same variables
+    state: OptimizerState | None  # of the same variables; None if no step trains one of them
     # Of rank 0, for each callback its pickled attributes; None if they cannot travel.
     callbacks: list[bytes | None]
     chance: Chance | None  # of rank 0, after the call
@@ -139,8 +138,8 @@ class WorkersModel:
             InvalidArgumentError: The number is not divisible.
             PlacementError: There are fewer cores than workers.
             ShippingError: An argument cannot be sent to the workers.
-            UnavailableError: The data are no arrays. Or, from the second call on, the optimizer has
-                other state than slots, and the partitions have left it unlike.
+            UnavailableError: The data are no arrays. In a worker: the optimizer has state that
+                differs between partitions, and is no slot.
             WorkerError: A worker has failed. The model is as it was before the call.
         """
         return self._call("fit", args, kwargs, num_processes)
@@ -168,14 +167,6 @@ class WorkersModel:
                 "not compiled. Call compile() of the model that from_keras has returned."
             )
         _check_data(given)
-        if method == "fit" and self._state.late is None:
-            raise UnavailableError(
-                "A further fit() continues with the optimizer's state, which is one slot per "
-                "variable, or the same in all partitions. Received: "
-                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
-                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
-                "own."
-            )
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -239,11 +230,12 @@ class WorkersModel:
             for number, value in each.values.items():
                 values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
-            copy = [e.state for r, e in enumerate(ended) if self._place(r, len(ended)).dp_rank == 0]
-            self._state = _joined(copy)
-            early = keras_optimizers.optimizer_variables(self.optimizer)
-            for variable, value in zip(early, first.state.early, strict=True):
-                variable.assign(value)
+            states = [each.state for each in ended if each.state is not None]
+            if states:  # else all variables are frozen
+                self._state = _joined(states)
+                early = keras_optimizers.optimizer_variables(self.optimizer)
+                for variable, value in zip(early, self._state.early, strict=True):
+                    variable.assign(value)
         for callback, attributes in zip(callbacks, first.callbacks, strict=True):
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
@@ -295,13 +287,10 @@ def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
     """Returns the whole model's state.
 
     Args:
-        states: by partition.
+        states: of partitions with trainable variables.
     """
-    kinds = {
-        tuple((value.dtype, value.shape, value.tobytes()) for value in state.late or ())
-        for state in states
-    }
-    joined = OptimizerState(late=states[0].late if len(kinds) == 1 else None)
+    # The same in all of them, see `from_keras`.
+    joined = OptimizerState(early=states[0].early, late=states[0].late)
     for state in states:
         for name, slots in state.slots.items():
             joined.slots.setdefault(name, {}).update(slots)
@@ -377,27 +366,27 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
                 values.share(tf_variable(slot), state.slots[name][number])
     # The steps' tensors will not all lie where those of the last call did.
     values.return_freed(memory.private_bytes() - _private_at_first())
-    for variable, value in zip(_late(part.optimizer, early), state.late or (), strict=True):
+    for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
 
 
 def _late(optimizer: Any, early: Sequence[Any]) -> list[Any]:
     """Returns the variables of a built optimizer that are neither slots nor early ones."""
-    known = set(map(id, [*keras_optimizers.slot_variables(optimizer), *early]))
-    return [v for v in keras_optimizers.optimizer_variables(optimizer) if id(v) not in known]
+    known = set(map(id, early))
+    return [v for v in keras_optimizers.variables_beside_slots(optimizer) if id(v) not in known]
 
 
 def _ended(
     part: KerasModel, result: Any, early: Sequence[Any], callbacks: Sequence[Any]
 ) -> RankResult:
     held_values: dict[int, Array] = {}
-    state = OptimizerState()
+    state = None
     trained = isinstance(result, tf.keras.callbacks.History)
     if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
         variables = part.original.variables
         held = _numbers(part, "variables")
         held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
-        state = _state(part, early)
+        state = _state(part, early) if part.trainable_variables else None
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:  # the rest is equal on all ranks, or rank 0's alone
         return RankResult(None, held_values, state, [], None, None)

@@ -90,8 +90,8 @@ class Variables:
         if moved:
             raise ModelError(
                 "A variable stays in the partition that has it after the model's first call. "
-                f"Received: another kind of call that uses {'; '.join(moved)}. Let each call use "
-                "it in the same part of the model, or use partitions=1."
+                f"Received: another kind of call that uses {'; '.join(moved[:3])}. Let each call "
+                "use it in the same part of the model, or use partitions=1."
             )
 
     def _release(self, variable: Any) -> None:

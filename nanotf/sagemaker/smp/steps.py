@@ -248,10 +248,14 @@ def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
 
 def _applying_none(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
-    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         # A list: it may be an iterator. Keras 3 unpacks `zip(*pairs)`, which fails without pairs.
         pairs = list(grads_and_vars)
-        return stock(self, pairs) if pairs else self.iterations
+        if pairs:
+            return stock(self, pairs, *args, **kwargs)
+        if runtime.mp_size() > 1:  # the optimizers of other partitions count this step
+            self.iterations.assign_add(1)
+        return self.iterations
 
     return apply_gradients
 
@@ -264,6 +268,10 @@ def _getting(stock: Any, _: Any) -> Any:
     return get_gradients
 
 
+_OPTIMIZERS = (
+    ("base_optimizer:BaseOptimizer", KERAS_3),
+    ("optimizer:_BaseOptimizer", KERAS_2),
+)
 TABLE = (
     *(
         Override(
@@ -273,21 +281,21 @@ TABLE = (
             versions,
             adds=True,
         )
-        for place, versions in (
-            ("base_optimizer:BaseOptimizer", KERAS_3),
-            ("optimizer:_BaseOptimizer", KERAS_2),
-        )
+        for place, versions in _OPTIMIZERS
     ),
     checkpointing.asking_optimizers(
         partitioned.check_optimizer, "a rank has the slots of one partition"
     ),
     *step_seeds.TABLE,
     *step_errors.CLASSES,
-    Override(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply_gradients",
-        "the variables of a partition may all be frozen",
-        _applying_none,
-        KERAS_3,
+    *(
+        Override(
+            f"keras.src.optimizers.{place}.apply_gradients",
+            "the variables of a partition may all be frozen",
+            _applying_none,
+            versions,
+        )
+        for place, versions in _OPTIMIZERS
     ),
 )
 

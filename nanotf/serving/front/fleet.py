@@ -382,15 +382,17 @@ class Fleet:
         Returns:
             Why they cannot; empty if one is served.
         """
-        while not self.served(model):
+        while True:
+            # First: for a moment, workers still serve a model that was unloaded.
             if is_still_known is not None and not is_still_known():
                 return "it was unloaded meanwhile"
+            if self.served(model):
+                return ""
             wanted = [version for version in self._wanted if version.model == model]
             if wanted and all(version in self.failed for version in wanted):
                 return self.failed[wanted[0]]
             self._news.clear()
             await self._news.wait()
-        return ""
 
     # -------------------------------------------------------------------------------------- end
     async def end(self) -> None:

@@ -255,7 +255,7 @@ class Server:
         self._stops.set()
 
     async def _drain(self, listener: asyncio.Server) -> None:
-        """Answers what has come, and nothing that comes later."""
+        """Answers what has come; what comes later, on open connections and by gRPC for a moment."""
         self._desk.is_leaving = True
         delay = self._now() + self._options.drain_delay
         while self._now() < delay and self._signals < 2:
@@ -273,7 +273,7 @@ class Server:
             await asyncio.sleep(_SOON)
 
     async def _end_calls(self, listener: GrpcListener) -> None:
-        # gRPC cancels a call that has come, but that it has not handed over yet.
+        # gRPC cancels a call that has come, but that it has not handed over when it stops.
         await asyncio.sleep(_LAST_REQUESTS)
         await listener.stop(END_SECONDS)
 
