@@ -267,6 +267,8 @@ class RankCrew:
             for rank, program in list(running.items()):
                 if not program.is_running:
                     del running[rank]
+                    if self._output.is_open:
+                        self._output.read(0.0)  # its last lines tell why
                     self._note_end(rank, program)
             left = not self._others.have_ended()  # before: what they say comes before their end
             for error in self._others.failures():

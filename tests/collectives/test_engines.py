@@ -298,7 +298,7 @@ def test_the_deadline_names_the_rank_that_does_not_reduce(tmp_path):
 @pytest.mark.parametrize("method", ["barrier", "join"])
 def test_the_deadline_does_not_count_while_all_are_frozen(method, tmp_path):
     """Freezes all ranks, as `docker pause` does."""
-    deadline = 2.0
+    deadline = 4.0
 
     def freeze() -> None:
         wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)

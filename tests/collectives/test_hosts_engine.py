@@ -199,7 +199,7 @@ def test_a_rank_of_another_host_that_leaves() -> None:
 
 
 def test_the_deadline_names_the_ranks_of_the_missing_host() -> None:
-    with engines_of((2, 1, 2), deadline=0.3) as engines:
+    with engines_of((2, 1, 2), deadline=2.0) as engines:
         found = _failures(engines[:3], lambda e: e.barrier(KEY))
     assert {failure.kind for failure in found} == {FailureKind.EXPIRED}
     assert {failure.missing for failure in found} == {(3, 4)}

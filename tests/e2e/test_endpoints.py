@@ -186,6 +186,7 @@ def test_a_killed_server_is_started_again_on_its_port(folder: pathlib.Path) -> N
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: endpoint_record.find("a").read_state().restarts, "the end is noticed")
     after = predictor.predict({})["pid"]  # waits for the server
+    wait_until(lambda: endpoint_record.find("a").read_state().server == after, "it is recorded")
     state = endpoint_record.find("a").read_state()
     assert after != before
     left = psutil.Process(state.owner.pid).children()

@@ -377,7 +377,7 @@ def test_many_at_once_and_metrics(server: Served, channel: Any) -> None:
 
 def test_the_start_names_all_versions(server: Served) -> None:
     assert "types (versions 3, 5)" in server.log()
-    assert "examples (version 1)" in server.log()
+    server.wait_until(lambda: "examples (version 1)" in server.log(), "the start is told")
 
 
 def test_random_bytes(channel: Any) -> None:
@@ -406,6 +406,7 @@ def _occupy(server: Served, channel: Any, body: bytes) -> list[Any]:
 
     The server has all of them: they came before one that it has answered.
     """
+    assert _call(channel, _HEALTH, b"")  # once connected, calls keep their order
     freeze(server.workers()[0])
     calls: list[Any] = []
 

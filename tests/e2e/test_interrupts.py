@@ -358,6 +358,11 @@ def _remains() -> tuple[set[threading.Thread], set[psutil.Process]]:
     return threads, set(psutil.Process().children(recursive=True))
 
 
+def _has_no_more_than(before: tuple[set[Any], set[Any]]) -> bool:
+    # What an earlier `fit` has left to a thread may end later than it.
+    return all(now <= then for now, then in zip(_remains(), before, strict=True))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("what", STARTING)
 def test_a_start_of_a_thread_that_fails_leaves_nothing(
@@ -388,5 +393,5 @@ def test_a_start_of_a_thread_that_fails_leaves_nothing(
             STARTING[what]()
         if left[0] > 0:
             break
-        wait_until(lambda: _remains() == before, f"all ends, start {number}")
+        wait_until(lambda: _has_no_more_than(before), f"all ends, start {number}")
     assert number > 1, "no thread was started"

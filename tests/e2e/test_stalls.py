@@ -25,7 +25,7 @@ from nanotf.pool.pool import Pool
 pytestmark = pytest.mark.own_pool
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 3}
-STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a busy machine
+STALL_SECONDS = 20  # longer than ranks wait for each other's first step on a busy machine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,7 +64,7 @@ def test_worker_that_waits_forever_in_the_users_code(tmp_path: pathlib.Path) -> 
     x, y = digits(100)
     model = small_cnn()
     model.compile("sgd", _waiting(tmp_path))
-    with pytest.raises(WorkerStuck, match="has made no progress for 8 s") as caught:
+    with pytest.raises(WorkerStuck, match=f"has made no progress for {STALL_SECONDS} s") as caught:
         model.fit(x, y, **FIT)
     error, text = caught.value, str(caught.value)
     assert error.rank == 1
@@ -96,7 +96,8 @@ def test_step_that_does_not_end_over_grpc(kind: str, tmp_path: pathlib.Path) -> 
             step(images, labels)
 
     with pytest.raises(
-        WorkerStuck, match=r"has made no progress for 8 s: (their step|the workers \[)"
+        WorkerStuck,
+        match=rf"has made no progress for {STALL_SECONDS} s: (their step|the workers \[)",
     ) as caught:
         if kind == "fit":
             model.fit(x, y, **FIT, transport="grpc")
@@ -157,8 +158,11 @@ def test_workers_that_hang_outside_collectives_are_reported(
 
     class Tell(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # A busy machine may begin a rank's step so late that the first report lacks that rank.
-            if "has done no step" in record.getMessage() and ", 1 (pid " in record.getMessage():
+            # A busy machine may begin a rank's step so late that the first report lacks that rank,
+            # or shows what it does before.
+            text = record.getMessage()
+            waits = ", 1 (pid " in text and text.count("in wait_until_told") >= 2
+            if "has done no step" in text and waits:
                 pathlib.Path(told).touch()
 
     x, y = digits(100)

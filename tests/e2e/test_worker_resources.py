@@ -23,7 +23,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerDied
-from nanotf.pool import forks, outbox, pool
+from nanotf.pool import forks, outbox, pool, warm
 
 pytestmark = pytest.mark.own_pool
 
@@ -147,6 +147,8 @@ def test_workers_start_in_the_background_and_end_when_idle(
     note = tf.keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: seen.append(nanotf.worker_pids())
     )
+    with warm._lock:
+        pass  # the thread that has started them has set the timer by now, of the usual time
     monkeypatch.setenv("NANOTF_IDLE_SECONDS", "0.1")
     x, y = digits(20)
     small_cnn().fit(x, y, verbose=0, num_processes=2, callbacks=[note])

@@ -19,6 +19,8 @@ pytest.importorskip("httptools")
 
 from benchmarks import goals, report
 
+_LOCK = threading.Lock()
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -27,11 +29,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     asked = 0
 
     def do_POST(self) -> None:
-        type(self).asked += 1
+        with _LOCK:  # each request has a thread
+            type(self).asked += 1
+            number = type(self).asked
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(429 if type(self).asked % 5 == 0 else 200)
+        self.send_response(429 if number % 5 == 0 else 200)
         self.send_header("content-length", str(len(body)))
-        if type(self).asked % 7 == 0:
+        if number % 7 == 0:
             self.send_header("connection", "close")
             self.close_connection = True
         self.end_headers()

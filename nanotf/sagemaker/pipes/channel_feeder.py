@@ -205,5 +205,5 @@ def _make_pipe(what: Feed, epoch: int, made: contextlib.ExitStack) -> None:
                 "or choose another folder."
             )
         path.unlink()
+    made.callback(path.unlink, missing_ok=True)  # first: SIGTERM may come in between
     os.mkfifo(path)
-    made.callback(path.unlink, missing_ok=True)

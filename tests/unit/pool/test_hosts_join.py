@@ -347,16 +347,16 @@ def test_a_host_that_has_been_silent_for_long_joins_again(monkeypatch: pytest.Mo
     hosts, codes = _hosts(), []
     threads = [threading.Thread(target=lambda: codes.append(_agent(hosts).run())) for _ in "12"]
     threads[0].start()
-    hosts.wait_for_all(10)
+    hosts.wait_for_all(SECONDS)
     (before,) = hosts.members()
     before.heard -= 60
     threads[1].start()
     wait_until(lambda: before.lost, "another connection has replaced it")
-    threads[0].join(10)
+    threads[0].join(SECONDS)
     assert codes == [agent.LOST_CODE]
     assert [member is before for member in hosts.members()] == [False]
     hosts.dismiss(0)
-    threads[1].join(10)
+    threads[1].join(SECONDS)
     assert codes == [agent.LOST_CODE, 0]
 
 

@@ -53,8 +53,8 @@ def test_a_pool_that_comes_too_late_is_ended(starting: Does) -> None:
     is_over = threading.Event()
     seen = starting(lambda: _must(is_over.wait(60)))
     assert not _within(0.0)
-    is_over.set()
     (thread,) = [t for t in threading.enumerate() if t.name == "nanotf-start"]
+    is_over.set()
     thread.join(60)
     assert seen == ["ended"]
 

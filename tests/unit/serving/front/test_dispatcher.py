@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
+from nanotf.serving.front import dispatcher as dispatchers
 from nanotf.serving.front.counters import Counters
 from nanotf.serving.front.dispatcher import HEAR_SECONDS, LOOK_SECONDS, Dispatcher, ServerLimits
 from nanotf.serving.front.waiting_line import Pending
@@ -81,8 +82,11 @@ class Requests:
         return Pending(incoming, Refuses(), request, key, began + 60.0, answer)
 
 
-def run(script, **changes):
-    """Runs `script(dispatcher, requests, turn)` in a loop; `turn()` lets the loop run once."""
+def run(script, hear_seconds=60.0, **changes):
+    """Runs `script(dispatcher, requests, turn)` in a loop; `turn()` lets the loop run once.
+
+    A turn in which the process is not preempted hears no worker.
+    """
     limits = ServerLimits(**{**vars(LIMITS), **changes})
 
     async def begin():
@@ -92,7 +96,9 @@ def run(script, **changes):
 
         await script(Dispatcher(limits, Counters()), Requests(), turn)
 
-    asyncio.run(begin())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatchers, "HEAR_SECONDS", hear_seconds)
+        asyncio.run(begin())
 
 
 def test_a_request_goes_to_a_free_worker_at_once():
@@ -143,7 +149,7 @@ def test_a_long_turn_of_the_loop_lets_no_worker_wait():
         assert requests.answers == {b"a": 200}
         assert worker.asked == [[b"a"], [b"b"]]
 
-    run(script)
+    run(script, HEAR_SECONDS)
 
 
 def test_a_request_that_an_answer_lets_in_hears_no_worker():
@@ -163,7 +169,7 @@ def test_a_request_that_an_answer_lets_in_hears_no_worker():
         dispatcher.submit(requests.make(b"b"))
         assert heard == [0]
 
-    run(script)
+    run(script, HEAR_SECONDS)
 
 
 def test_several_workers_share_what_waits():
