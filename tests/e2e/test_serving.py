@@ -215,7 +215,7 @@ def test_too_many_requests_are_refused(model, tmp_path):
             def ask():
                 return threads.submit(found.ask, "/v1/models/digits:predict", body)
 
-            # In this order: the worker takes one between two turns of the server's loop.
+            # In this order: of several in one turn of the server's loop, the worker takes none yet.
             asking = [ask(), ask()]
             found.wait_until(lambda: found.metric("nanotf_queue_requests") == 1, "one waits")
             asking += [ask() for _ in range(6)]
