@@ -8,8 +8,9 @@ Covers their variables and slots, and how they are built.
 | `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names` | both / 3 / 2 | see `updates_elements_apart` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
-| `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` |
+| `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` and `count_step` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.sparse_gradients.SummedRows` |
+| `optimizers.nadam.Nadam` | 2; 2.14, 2.15, tf_keras 2.15-2.21 | see `depends_on_number` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from nanotf.compat import graphs, keras_common, keras_compiling, keras_layers, keras_metrics
 from nanotf.compat.generation import generation
-from nanotf.compat.versions import require_tensorflow
+from nanotf.compat.versions import is_keras_3, require_tensorflow
 
 _LARGE = 1 << 16  # elements of a variable whose updates are worth an order
 _EXCLUDED = "_exclude_from_weight_decay"
@@ -131,6 +132,22 @@ def variables_beside_slots(optimizer: Any) -> list[Any]:
     """Returns the `tf.Variable`s of an optimizer that are no slots, such as the step count."""
     slots = set(map(id, slot_variables(optimizer)))
     return [v for v in optimizer_variables(optimizer) if id(v) not in slots]
+
+
+def count_step(optimizer: Any) -> None:
+    """Counts a step in which an optimizer has nothing to update."""
+    # Not `iterations`, which Keras 3 computes from it if gradients of several steps are added up.
+    getattr(optimizer, "inner_optimizer", optimizer)._iterations.assign_add(1)
+
+
+def depends_on_number(optimizer: Any) -> bool:
+    """Returns True if an optimizer's updates depend on how many variables it has.
+
+    Keras 2's Nadam multiplies what it keeps for all variables once for each of them.
+    """
+    if is_keras_3():
+        return False
+    return isinstance(optimizer, keras_common.source_module("optimizers.nadam").Nadam)
 
 
 def unbuilt_twin(optimizer: Any) -> Any:

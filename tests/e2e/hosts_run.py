@@ -79,4 +79,6 @@ class HostsRun:
 
 def _free_port() -> int:
     # Below those that the system gives to connections, one of which could take it meanwhile.
-    return next(p for p in random.sample(range(20_000, 32_000), 100) if is_free(p))
+    # Of the system's chance: tests seed their own.
+    ports = random.SystemRandom().sample(range(20_000, 32_000), 100)
+    return next(port for port in ports if is_free(port))

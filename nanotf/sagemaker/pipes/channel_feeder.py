@@ -205,5 +205,10 @@ def _make_pipe(what: Feed, epoch: int, made: contextlib.ExitStack) -> None:
                 "or choose another folder."
             )
         path.unlink()
-    made.callback(path.unlink, missing_ok=True)  # first: SIGTERM may come in between
+
+    def remove() -> None:
+        if path.is_fifo():  # else a file has come in between, which is not ours
+            path.unlink(missing_ok=True)
+
+    made.callback(remove)  # first: SIGTERM may come in between
     os.mkfifo(path)

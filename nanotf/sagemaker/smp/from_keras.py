@@ -286,26 +286,30 @@ def _of_all_copies(rows: Any) -> Any:
 def _check_state(optimizer: Any, trains: bool) -> None:
     """Makes an operation that fails in the first steps if partitions have unlike optimizers.
 
-    One process has one step count, or what else is no slot, for all variables.
+    One process has one step count, or what else is a number and no slot, for all variables.
 
     Args:
         trains: whether this partition has trainable variables.
     """
     beside = keras_optimizers.variables_beside_slots(optimizer) if trains else []
-    flat = [tf.reshape(tf.cast(v.read_value(), tf.float64), [-1]) for v in beside]
+    numbers = [
+        v for v in beside if v.shape.rank == 0 and (v.dtype.is_floating or v.dtype.is_integer)
+    ]
 
-    def compare(state: Any) -> None:
-        found = exchange.gather_now("smp: optimizer", state)
+    def compare(*values: Any) -> None:
+        found = exchange.gather_now("smp: optimizer", np.array(values))
         parts = [part for part in found if part.size]
-        if any(not np.array_equal(part, parts[0], equal_nan=True) for part in parts):
+        each = zip(numbers, *parts, strict=False)  # without trainable variables, there are none
+        unlike = [v.name for v, *of in each if len(set(map(str, of))) > 1]  # NaN is equal to NaN
+        if unlike:
             raise UnavailableError(
-                "What an optimizer keeps must be one slot per variable, or not depend on the "
-                "variables that it updates: each partition updates its own. Received: "
-                f"{type(optimizer).__name__}, whose other state differs between partitions. Use "
-                "another optimizer, or partitions=1."
+                "What an optimizer keeps must be one slot per variable, or the same in all "
+                f"partitions, each of which updates its own variables. Received: {unlike} of "
+                f"{type(optimizer).__name__}, which differ. Pass the same callbacks in all ranks, "
+                "or use another optimizer, or partitions=1."
             )
 
-    exchange.check(compare, [tf.concat([*flat, tf.zeros([0], tf.float64)], 0)])
+    exchange.check(compare, [tf.cast(v.read_value(), tf.float64) for v in numbers])
 
 
 def _check_mean(of_microbatches: Any, of_batch: Any) -> None:

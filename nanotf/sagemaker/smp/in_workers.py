@@ -57,7 +57,8 @@ class OptimizerState:
     slots: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
     # Values of variables that an optimizer has before it is built.
     early: list[Array] = dataclasses.field(default_factory=list)
-    late: list[Array] = dataclasses.field(default_factory=list)  # of others that are no slots
+    # Of others that are no slots; None if they differ between partitions.
+    late: list[Array] | None = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RankResult:
     # By a variable's number, of those that this rank holds. Only after `fit`, and only of the first
     # copy of the model.
     values: dict[int, Array]
-    state: OptimizerState | None  # of the same variables; None if no step trains one of them
+    state: OptimizerState | None  # of the same variables; None where `values` has none
     # Of rank 0, for each callback its pickled attributes; None if they cannot travel.
     callbacks: list[bytes | None]
     chance: Chance | None  # of rank 0, after the call
@@ -138,8 +139,8 @@ class WorkersModel:
             InvalidArgumentError: The number is not divisible.
             PlacementError: There are fewer cores than workers.
             ShippingError: An argument cannot be sent to the workers.
-            UnavailableError: The data are no arrays. In a worker: the optimizer has state that
-                differs between partitions, and is no slot.
+            UnavailableError: The data are no arrays. Or the optimizer has state that differs
+                between partitions and is no slot: a number, or from the second call on anything.
             WorkerError: A worker has failed. The model is as it was before the call.
         """
         return self._call("fit", args, kwargs, num_processes)
@@ -167,6 +168,14 @@ class WorkersModel:
                 "not compiled. Call compile() of the model that from_keras has returned."
             )
         _check_data(given)
+        if method == "fit" and self._state.late is None:
+            raise UnavailableError(
+                "A further fit() continues with the optimizer's state, which is one slot per "
+                "variable, or the same in all partitions. Received: "
+                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
+                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
+                "own."
+            )
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -230,12 +239,10 @@ class WorkersModel:
             for number, value in each.values.items():
                 values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
-            states = [each.state for each in ended if each.state is not None]
-            if states:  # else all variables are frozen
-                self._state = _joined(states)
-                early = keras_optimizers.optimizer_variables(self.optimizer)
-                for variable, value in zip(early, self._state.early, strict=True):
-                    variable.assign(value)
+            self._state = _joined([each.state for each in ended if each.state is not None])
+            early = keras_optimizers.optimizer_variables(self.optimizer)
+            for variable, value in zip(early, self._state.early, strict=True):
+                variable.assign(value)
         for callback, attributes in zip(callbacks, first.callbacks, strict=True):
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
@@ -287,14 +294,20 @@ def _joined(states: Sequence[OptimizerState]) -> OptimizerState:
     """Returns the whole model's state.
 
     Args:
-        states: of partitions with trainable variables.
+        states: by partition.
     """
-    # The same in all of them, see `from_keras`.
-    joined = OptimizerState(early=states[0].early, late=states[0].late)
+    # Frozen layers have no slots; their partition's optimizer only counts.
+    first, *others = [state for state in states if state.slots] or states
+    is_equal = all(_bits(first.late) == _bits(state.late) for state in others)
+    joined = OptimizerState(early=first.early, late=first.late if is_equal else None)
     for state in states:
         for name, slots in state.slots.items():
             joined.slots.setdefault(name, {}).update(slots)
     return joined
+
+
+def _bits(arrays: Sequence[Array] | None) -> list[tuple[Any, ...]]:
+    return [(array.dtype, array.shape, array.tobytes()) for array in arrays or ()]
 
 
 # ---------------------------------------------------------------------------- in the workers
@@ -366,7 +379,7 @@ def _fill(part: KerasModel, state: OptimizerState, early: Sequence[Any]) -> None
                 values.share(tf_variable(slot), state.slots[name][number])
     # The steps' tensors will not all lie where those of the last call did.
     values.return_freed(memory.private_bytes() - _private_at_first())
-    for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
+    for variable, value in zip(_late(part.optimizer, early), state.late or (), strict=True):
         variable.assign(value)
 
 
@@ -386,7 +399,7 @@ def _ended(
         variables = part.original.variables
         held = _numbers(part, "variables")
         held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
-        state = _state(part, early) if part.trainable_variables else None
+        state = _state(part, early)
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:  # the rest is equal on all ranks, or rank 0's alone
         return RankResult(None, held_values, state, [], None, None)

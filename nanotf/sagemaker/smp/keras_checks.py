@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_layers
+from nanotf.compat import keras_layers, keras_optimizers
 from nanotf.compat.keras_common import has_own_step
 from nanotf.errors import InvalidArgumentTypeError, ModelError, UnavailableError
 from nanotf.sagemaker.smp.step_model import StepModel
@@ -87,6 +87,12 @@ def check_optimizer(optimizer: Any, partitions: int) -> None:
         raise UnavailableError(
             "Each partition knows the gradients of its own variables. Received: "
             f"global_clipnorm={norm!r}. Use clipnorm, clipvalue, or partitions=1."
+        )
+    if partitions > 1 and keras_optimizers.depends_on_number(optimizer):
+        raise UnavailableError(
+            "Each partition updates its own variables alone, so updates must not depend on how "
+            f"many there are. Received: {type(optimizer).__name__} of Keras 2. Use Adam, Keras 3, "
+            "or partitions=1."
         )
 
 

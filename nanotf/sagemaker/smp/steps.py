@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import checkpointing, graphs, replacements, step_errors
+from nanotf.compat import checkpointing, graphs, keras_optimizers, replacements, step_errors
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.replacements import KERAS_2, KERAS_3, Override
+from nanotf.compat.versions import is_keras_3
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -249,12 +250,12 @@ def _one_by_one(traces: _BodyTraces, parts: Sequence[Any]) -> list[Any]:
 def _applying_none(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        # A list: it may be an iterator. Keras 3 unpacks `zip(*pairs)`, which fails without pairs.
-        pairs = list(grads_and_vars)
-        if pairs:
-            return stock(self, pairs, *args, **kwargs)
-        if runtime.mp_size() > 1:  # the optimizers of other partitions count this step
-            self.iterations.assign_add(1)
+        pairs = list(grads_and_vars)  # it may be an iterator
+        if pairs or not is_keras_3():  # Keras 3 unpacks `zip(*pairs)`, which fails without pairs
+            stock(self, pairs, *args, **kwargs)
+        # The optimizers of other partitions count this step.
+        if not pairs and runtime.is_used() and runtime.mp_size() > 1:
+            keras_optimizers.count_step(self)
         return self.iterations
 
     return apply_gradients
