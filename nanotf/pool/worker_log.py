@@ -5,6 +5,7 @@ Reads NANOTF_WORKER_LOGS, which the supervisor of a job sets.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -74,11 +75,12 @@ class WorkerLog:
 
         Text that the worker writes at this very moment may be lost.
         """
-        if self.size() > MAX_BYTES:
-            text = os.pread(self._fd, KEPT_BYTES, self.size() - KEPT_BYTES)
-            os.ftruncate(self._fd, 0)
-            self._begin = 0
-            os.write(self._fd, text)
+        with contextlib.suppress(OSError):  # a disk that is full or gone must not end the call
+            if self.size() > MAX_BYTES:
+                text = os.pread(self._fd, KEPT_BYTES, self.size() - KEPT_BYTES)
+                os.ftruncate(self._fd, 0)
+                self._begin = 0
+                os.write(self._fd, text)
 
     def close(self) -> None:
         """Closes the parent's end. A second call does nothing."""

@@ -151,7 +151,7 @@ def doubting(path: pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, NanoError):  # the disk's fault, or it says already what is wrong
+    except (OSError, MemoryError, NanoError):  # not the content's fault, or it says what is wrong
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"

@@ -72,6 +72,7 @@ class ItemRun:
         self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `ItemEnded`
         self._absent: set[int] = set()  # ranks without a worker that could take an item
         self._lost: set[int] = set()  # those of them that get none any more
+        self._unreplaced: set[int] = set()  # those of them whose worker ended when no item waited
         self._shared: Block | None = None  # the function's arrays
         self._cancelled = threading.Event()  # set by any thread
         self._pool: ItemPool | None = None
@@ -334,6 +335,7 @@ class ItemRun:
     # ---------------------------------------------------------------------------- replacing
     def _replace(self, pool: ItemPool, rank: int) -> None:
         self._absent.add(rank)
+        self._unreplaced.discard(rank)
         if (given := self._given.pop(rank, None)) is not None:
             given.pipes.close()
         pool.replace(rank)
@@ -358,12 +360,16 @@ class ItemRun:
         self._absent.add(rank)
         if self._waiting or any(len(each) > 1 for each in self._given.values()):
             self._replace(pool, rank)
+        else:
+            self._unreplaced.add(rank)
 
     def _give_up(self, pool: ItemPool, rank: int, died: WorkerDied) -> None:
         """Handles a worker that cannot be started; without any, the items that wait have failed."""
         self._lost.add(rank)
         if len(self._lost) < pool.size:
             logger.warning("%s The other workers run its items.", died.what)
+            if self._waiting and self._unreplaced:  # there may be no other one
+                self._replace(pool, min(self._unreplaced))
             return
         failed = [(Outcome(i, error=self._failed(i, died)), 0.0) for i in self._waiting]
         self._waiting.clear()

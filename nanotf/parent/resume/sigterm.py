@@ -5,6 +5,7 @@ Schedulers (Slurm, Kubernetes, spot machines) announce the end of a job by this 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -65,6 +66,7 @@ class Sigterm:
         # The signal's default action ends the process at once, and flushes nothing.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # as in a daemon
-                stream.flush()
+                with contextlib.suppress(Exception):  # its reader may have got the signal first
+                    stream.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -13,6 +13,7 @@ marker are ever deleted: everything else is somebody else's, those of earlier ve
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -37,6 +38,8 @@ KEPT = 2  # the newest, and the one before
 OWN, _LOCK = "nanotf-resume", "lock"
 _MANIFEST, _ARRAYS, _MARKER = "manifest.json", "arrays.npz", "marker"
 _NAME, _UNFINISHED = "checkpoint-", ".checkpoint-*.part"  # as `files.new_folder` names it
+# Of files that a writer that died has not made. Other errors are the disk's, and may pass.
+_INCOMPLETE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NUMBER = re.compile(rf"{_NAME}([0-9]{{8,}})", re.ASCII)
 _OLD_NUMBER = re.compile(r"([0-9]{8,})", re.ASCII)
 
@@ -139,11 +142,16 @@ class Folder:
         return max([*numbers, *(int(match[1]) for match in taken if match)], default=0) + 1
 
     def newest_first(self) -> Iterator[Stored]:
-        """Yields the checkpoints that are complete; warns of each other one."""
+        """Yields the checkpoints that are complete; warns of each other one.
+
+        Raises:
+            OSError, MemoryError: One cannot be read now. Training from an earlier one would delete
+                it.
+        """
         for _, path in reversed(self._numbered()):
             try:
                 yield _read(path)
-            except (OSError, files.Damaged) as error:
+            except (*_INCOMPLETE, files.Damaged) as error:
                 warn_of_damage(path, error)
 
     def write(self, manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -172,7 +180,7 @@ class Folder:
         own = [path for _, path in self._numbered() if path.parent == self.own]
         for path in itertools.chain(own[:-KEPT], self.own.glob(_UNFINISHED)):
             if _is_marked(path):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
 
 def warn_of_damage(path: pathlib.Path, error: Exception) -> None:
@@ -187,6 +195,15 @@ def warn_of_damage(path: pathlib.Path, error: Exception) -> None:
 
 def _is_marked(path: pathlib.Path) -> bool:
     return (path / _MARKER).is_file() and not path.is_symlink()  # a link may be somebody else's
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Deletes a folder, its mark last: a run that dies meanwhile leaves the rest to the next."""
+    with contextlib.suppress(OSError):
+        for part in path.iterdir():
+            if part.name != _MARKER:
+                part.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _read(path: pathlib.Path) -> Stored:

@@ -128,13 +128,22 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         began = time.monotonic()
         self._log_until = began + _LOG_SECONDS
         self._set(state)
-        while not self._is_written and self._folder.path.is_dir():  # else someone deleted it
+        while not self._is_written and not self._is_deleted():
             is_full = self._refusal is None or self._refusal.errno in FULL
             if not is_full and time.monotonic() > began + _END_SECONDS:
                 self._tell_system()
                 return
             time.sleep(_PAUSE)
             self._catch_up()
+
+    def _is_deleted(self) -> bool:
+        try:
+            self._folder.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # its disk is gone, and may come back
+            return False
+        return False
 
     def _tell_system(self) -> None:
         """Says how it has ended where the disk does not matter, and in its log, if that can be."""

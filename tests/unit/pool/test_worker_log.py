@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,3 +65,16 @@ def test_a_long_log_keeps_its_end(log: WorkerLog, monkeypatch: pytest.MonkeyPatc
     _print(log, "and more\n")  # after the kept part, not at the worker's old position
     assert log.tail().splitlines()[-1] == "and more"
     assert log.size() == 109
+
+
+def test_a_disk_that_takes_nothing_does_not_end_the_call(
+    log: WorkerLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncate(fd: int, size: int) -> None:
+        raise OSError(errno.ESTALE, "stale")
+
+    monkeypatch.setattr(worker_log, "MAX_BYTES", 10)
+    _print(log, "x" * 100)
+    monkeypatch.setattr(os, "ftruncate", truncate)
+    log.trim()
+    assert log.tail() == "x" * 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import pathlib
@@ -68,6 +69,44 @@ def test_a_damaged_file(
     assert "checkpoint-00000002 cannot be used" in line
     folder.write({"number": 7}, {"a/0": np.full(1, 7)})
     assert _numbers(folder)[0] == (7, 7)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "I/O"), OSError(errno.EMFILE, ""), MemoryError()]
+)
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(
+    error: Exception, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training from the beginning would delete it, after two checkpoints."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        raise error
+
+    folder = _written(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "load", load)
+        with pytest.raises(type(error)):
+            _numbers(folder)
+    assert _numbers(folder) == [(1, 1), (0, 0)]
+
+
+def test_a_deletion_that_is_cut_short_is_finished(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, stock = _written(tmp_path, 2), pathlib.Path.unlink
+
+    def unlink(path: pathlib.Path, **options: Any) -> None:
+        stock(path, **options)
+        if path.parent.name == "checkpoint-00000001":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write({"number": 2}, {"a/0": np.full(1, 2)})
+    assert len(_names(tmp_path)) == 3
+    folder.write({"number": 3}, {"a/0": np.full(1, 3)})
+    assert _names(tmp_path) == ["checkpoint-00000003", "checkpoint-00000004"]
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: pathlib.Path) -> None:
