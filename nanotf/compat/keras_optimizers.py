@@ -134,6 +134,11 @@ def variables_beside_slots(optimizer: Any) -> list[Any]:
     return [v for v in optimizer_variables(optimizer) if id(v) not in slots]
 
 
+def scaled(optimizer: Any, loss: Any) -> Any:
+    """Returns the loss whose gradients an optimizer expects: Keras 3's may have a factor."""
+    return optimizer.scale_loss(loss) if is_keras_3() else loss
+
+
 def count_step(optimizer: Any) -> None:
     """Counts a step in which an optimizer has nothing to update."""
     # Not `iterations`, which Keras 3 computes from it if gradients of several steps are added up.

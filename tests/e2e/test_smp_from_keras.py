@@ -190,6 +190,34 @@ def test_state_that_differs_between_partitions_is_not_taken_for_one() -> None:
         model.fit(x, y, verbose=0)
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+def test_an_optimizer_that_compile_gets_again_keeps_its_slots() -> None:
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2), lambda m: m):
+        model, optimizer = change(_classifier()), tf.keras.optimizers.Adam(0.01)
+        for metrics in ([], ["accuracy"]):
+            model.compile(optimizer, loss, metrics=metrics)
+            model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
+def test_a_loss_that_the_optimizer_scales() -> None:
+    found = []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 1, microbatches=2), lambda m: m):
+        model = change(_dense(kernel_initializer="ones"))
+        model.compile(tf.keras.optimizers.SGD(0.1, loss_scale_factor=100.0), "mse")
+        history = model.fit(tf.ones((8, 3)), tf.ones((8, 1)), batch_size=4, verbose=0).history
+        found.append((history, model.get_weights()))
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-5), *found
+    )
+
+
 @pytest.mark.both_generations
 def test_an_optimizer_whose_updates_depend_on_the_number_of_variables() -> None:
     model = smp.DistributedModel.from_keras(_classifier(), partitions=2)

@@ -143,9 +143,10 @@ class KerasModel(StepModel):
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
             loss *= tf.cast(share, loss.dtype)
+            scaled = keras_optimizers.scaled(self.optimizer, loss)
         # A tape knows these, and not Keras 3's variables.
         weights = [tf_variable(weight) for weight in self.trainable_variables]
-        return tape.gradient(loss, weights), loss, y_pred
+        return tape.gradient(scaled, weights), loss, y_pred
 
     def _predict_microbatch(self, x: Any, share: Any) -> Any:
         del share  # of a mean

@@ -120,7 +120,9 @@ class WorkersModel:
                 "Each rank builds the optimizer for the variables that it holds. Received: "
                 f"{kind}, {optimizer!r}. Pass a new optimizer of tf.keras.optimizers."
             )
-        self.optimizer, self._compiled, self._state = optimizer, given, OptimizerState()
+        if optimizer is not self.optimizer:  # else it has its slots, as Keras's own would
+            self._state = OptimizerState()
+        self.optimizer, self._compiled = optimizer, given
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
         """Trains as `tf.keras.Model.fit`, in partitions.
