@@ -96,9 +96,11 @@ class HttpConnection(asyncio.Protocol):
         self.is_closed = False
         self._state, self._since = _IDLE, now()
         self._waiting: collections.deque[HttpRequest] = collections.deque()
-        self._is_answering = False
+        self._is_answering = self._is_taking = False
         self._ends = False  # after the answers that wait
         self._blocked_since: float | None = None  # when the client stopped to read
+        self._closing_since: float | None = None  # when this side has written all that it will
+        self._has_completed = False  # a request, in what is parsed now
         self._unread = 0  # bytes of headers that the parser may hold back
         self._clear()
 
@@ -147,13 +149,14 @@ class HttpConnection(asyncio.Protocol):
     def _feed(self, data: bytes) -> bytes | None:
         """Parses; returns what is to be parsed instead of the rest, or None."""
         # Of a chunk with the end of another request, the bytes of these headers are not known.
-        all_headers = self._state in (_IDLE, _HEADERS)
+        all_headers, self._has_completed = self._state in (_IDLE, _HEADERS), False
         if self._state == _IDLE:
             self._enter(_HEADERS)
         before = self._unread
         try:
             self._parser.feed_data(data)
-            self._unread = before + len(data) if all_headers and self._state == _HEADERS else 0
+            all_headers = all_headers and not self._has_completed and self._state == _HEADERS
+            self._unread = before + len(data) if all_headers else 0
             if self._unread > MAX_HEADERS:  # of a line whose end has not come
                 raise _TooMuch(431, _LONG_HEADERS)
         except httptools.HttpParserUpgrade as error:
@@ -251,6 +254,7 @@ class HttpConnection(asyncio.Protocol):
             self._parser.should_keep_alive() and not self._parser.should_upgrade(),
             self._parser.get_http_version() == "1.0",
         )
+        self._has_completed = True
         self._enter(_COMPLETE)
         self._clear()
         self._waiting.append(incoming)
@@ -260,9 +264,15 @@ class HttpConnection(asyncio.Protocol):
 
     # -------------------------------------------------------------------------------- answers
     def _next(self) -> None:
-        if self._waiting and not self._is_answering:
-            self._is_answering = True
-            self._desk.take(self._waiting.popleft())
+        if self._is_taking:  # the desk answers at once; the loop below takes the next one
+            return
+        self._is_taking = True
+        try:
+            while self._waiting and not self._is_answering:
+                self._is_answering = True
+                self._desk.take(self._waiting.popleft())
+        finally:
+            self._is_taking = False
 
     def reply(self, incoming: HttpRequest, answer: Response) -> None:
         """Sends the answer to the request that the desk has taken."""
@@ -274,7 +284,8 @@ class HttpConnection(asyncio.Protocol):
         self._write(answer, connection, with_body=incoming.method != "HEAD")
         self._is_answering = False
         if closes or (self._ends and not self._waiting):
-            self._transport.close()
+            self._waiting.clear()
+            self._close()
             return
         if self._state == _COMPLETE and not self._waiting:
             self._enter(_IDLE)
@@ -315,23 +326,30 @@ class HttpConnection(asyncio.Protocol):
         if state != self._state:
             self._state, self._since = state, self._now()
 
+    def _close(self) -> None:
+        """Ends the connection, once the client has read what is left."""
+        if self._closing_since is None:
+            self._closing_since = self._now()
+        self._transport.close()
+
     def check_time(self, now: float) -> None:
         """Ends the connection if its client lets the server wait too long. Called each second."""
-        if self._blocked_since is not None and now - self._blocked_since > WRITE_SECONDS:
-            self._transport.abort()
-            return
+        for since in (self._blocked_since, self._closing_since):
+            if since is not None and now - since > WRITE_SECONDS:
+                self._transport.abort()
+                return
         limit = _LIMITS.get(self._state)
         if limit is None or self._is_answering or now - self._since < limit:
             return
         if self._state in (_IDLE, _BROKEN):
-            self._transport.close()
+            self._close()
         else:
             self._break(408, f"A request must be whole within {limit:g} s.")
 
     def leave(self) -> None:
         """Ends the connection if it waits for a request."""
         if self._state in (_IDLE, _BROKEN) and not self._is_answering:
-            self._transport.close()
+            self._close()
 
 
 def _origin_form(target: str) -> str:

@@ -97,6 +97,55 @@ def test_requests_that_come_at_once_are_answered_in_order():
     talk(script)
 
 
+def test_many_requests_that_the_desk_answers_at_once():
+    """More than Python has room for calls within calls; the first one holds them up."""
+
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(post("/wait") + b"".join(post(f"/{n}", b"") for n in range(1500)))
+        while not desk.held:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        desk.answer(desk.held[0])
+        paths = [json.loads((await answer_of(reader))[2])["path"] for _ in range(1501)]
+        assert paths == ["/wait", *(f"/{n}" for n in range(1500))]
+
+    talk(script)
+
+
+def test_bytes_of_earlier_requests_are_no_headers():
+    async def script(desk, reader, writer, connections, clock):
+        many = 2 * http_connection.MAX_HEADERS // len(post("/x", b"")) + 1
+        writer.write(post("/x", b"") * many + b"POST /last HTTP/1.1\r\nho")
+        for _ in range(many):
+            assert (await answer_of(reader))[0] == 200
+        writer.write(b"st: h\r\ncontent-length: 0\r\n\r\n")
+        assert json.loads((await answer_of(reader))[2])["path"] == "/last"
+
+    talk(script)
+
+
+def test_a_closing_connection_whose_client_does_not_read_ends():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(post("/wait", b"", "Connection: close"))
+        while not desk.held:
+            await asyncio.sleep(0)
+        (connection,) = connections
+        size = 1 << 20
+        while True:  # some bytes more than the kernel takes
+            connection._transport.write(bytes(size))
+            if connection._transport.get_write_buffer_size():
+                break
+        connection._blocked_since = None  # as with few bytes left
+        desk.answer(desk.held[0])
+        clock[0] += http_connection.WRITE_SECONDS + 1
+        assert connections
+        connection.check_time(clock[0])
+        while connections:
+            await asyncio.sleep(0)
+
+    talk(script)
+
+
 def test_pieces_and_chunks_make_a_request():
     async def script(desk, reader, writer, connections, clock):
         for byte in post(body=b"abc"):
