@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -198,12 +197,15 @@ def _is_marked(path: pathlib.Path) -> bool:
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Deletes a folder, its mark last: a run that dies meanwhile leaves the rest to the next."""
+    """Deletes what nanotf has written in a folder, and the folder if nothing else is in it.
+
+    The mark goes last: a run that dies meanwhile leaves the rest to the next.
+    """
+    unfinished = path.glob(f".{_MANIFEST}.*.part")  # of `files.write_json`
     with contextlib.suppress(OSError):
-        for part in path.iterdir():
-            if part.name != _MARKER:
-                part.unlink()
-    shutil.rmtree(path, ignore_errors=True)
+        for part in (path / _ARRAYS, *unfinished, path / _MANIFEST, path / _MARKER):
+            part.unlink(missing_ok=True)
+        path.rmdir()
 
 
 def _read(path: pathlib.Path) -> Stored:

@@ -131,6 +131,18 @@ def test_nothing_else_is_touched(name: str, tmp_path: pathlib.Path) -> None:
     assert all((place / "saved_model.pb").read_text() == "mine" for place in places)
 
 
+def test_what_somebody_has_put_into_a_checkpoint_stays(tmp_path: pathlib.Path) -> None:
+    folder = _written(tmp_path, 1)
+    first = tmp_path / OWN / "checkpoint-00000001"
+    (first / "plots").mkdir()
+    (first / "plots" / "loss.png").write_text("mine")
+    (first / "notes.txt").write_text("mine")
+    for number in range(1, 4):
+        folder.write({"number": number}, {"a/0": np.full(1, number)})
+    assert sorted(each.name for each in first.rglob("*")) == ["loss.png", "notes.txt", "plots"]
+    assert _numbers(folder) == [(3, 3), (2, 2)]
+
+
 def test_a_link_is_not_followed(tmp_path: pathlib.Path) -> None:
     """Somebody keeps a checkpoint elsewhere, and left a link in its place."""
     _written(tmp_path / "elsewhere", 1)
