@@ -136,7 +136,7 @@ class ServerState(Protocol):
         """
 
     def is_ready(self) -> bool:
-        """Returns True if each model has a version that a worker serves."""
+        """Returns True if workers serve each model, but for those that clients have added."""
 
     async def load(self, model: str, folder: pathlib.Path) -> None:
         """Adds a model, and waits until a version is served.

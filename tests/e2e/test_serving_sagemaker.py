@@ -153,6 +153,12 @@ def test_models_come_and_go(tmp_path):
         reply = server.ask("/models/a/invoke", ROWS.tolist())
         np.testing.assert_allclose(reply.json["predictions"], ROWS * 2)
         assert server.ask("/models", {"model_name": "b", "url": str(tmp_path / "no")}).status == 404
+        cut = model_folder(tmp_path / "cut")
+        (cut / "export" / "Servo" / "7" / "variables" / "variables.index").unlink()
+        for _ in range(2):  # one that is refused leaves nothing behind
+            refused = server.ask("/models", {"model_name": "b", "url": str(cut)})
+            assert (refused.status, server.ask("/ping").status) == (404, 200)
+            assert "variables.index" in refused.json["error"]
         assert server.ask("/models/a", method="DELETE").status == 200
         server.wait_until(
             lambda: server.ask("/models/a/invoke", ROWS.tolist()).status == 404, "a is still there"

@@ -240,5 +240,5 @@ class Desk:
             raise Refusal(404, f"Model {model} is not loaded yet.")
 
     def is_ready(self) -> bool:
-        """Returns True if each model can be asked, and the server does not end."""
-        return not self.is_leaving and all(map(self._fleet.served, self._wanted.names))
+        """Returns True if each lasting model can be asked, and the server does not end."""
+        return not self.is_leaving and all(map(self._fleet.served, self._wanted.lasting))

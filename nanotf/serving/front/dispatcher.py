@@ -56,6 +56,7 @@ class Dispatcher:
         self.line = WaitingLine()
         self._free: list[ServingWorker] = []
         self._busy: set[ServingWorker] = set()
+        self._dismissed: set[ServingWorker] = set()  # of these, those that are to leave
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
         self._looked = -math.inf  # when `drop_unwanted` looked through the line
@@ -123,6 +124,21 @@ class Dispatcher:
             self._free.append(worker)
             self._schedule()
 
+    def dismiss(self, worker: ServingWorker) -> None:
+        """Lets a worker leave once nothing waits that it alone can answer."""
+        self._dismissed.add(worker)
+        self._schedule()
+
+    def _let_go(self) -> None:
+        for worker in list(self._dismissed):
+            if not any(self._is_needed(worker, key) for key in self.line.by_age()):
+                self._dismissed.discard(worker)
+                worker.leave()
+
+    def _is_needed(self, worker: ServingWorker, key: Key) -> bool:
+        others = {*self._free, *self._busy} - self._dismissed
+        return _has(key)(worker) and not any(map(_has(key), others))
+
     def has_lost(self, worker: ServingWorker) -> None:
         """Handles the requests of a worker that died: each is tried once more, alone."""
         self._busy.discard(worker)
@@ -153,14 +169,16 @@ class Dispatcher:
     def _dispatch(self) -> None:
         self._is_scheduled = False
         self._free = [worker for worker in self._free if worker.is_ready]
+        self._dismissed = {worker for worker in self._dismissed if worker.is_ready}
         for key in self.line.by_age():
             self._serve(key)
+        self._let_go()
 
     def _serve(self, key: Key) -> None:
         """Gives what waits for a key to workers that are free and have the model."""
         while key in self.line:
             # The last that became free has its caches warm.
-            worker = next((w for w in reversed(self._free) if w.place_of(key) is not None), None)
+            worker = next(filter(_has(key), reversed(self._free)), None)
             if worker is None:
                 return
             most = self._limits.most_rows
@@ -202,6 +220,7 @@ class Dispatcher:
     def check_time(self) -> None:
         """Gives up what is late. Called each second."""
         self.drop_unwanted()
+        self._let_go()
         now = time.monotonic()
         for worker in list(self._busy):
             for pending in worker.batch:
@@ -225,6 +244,11 @@ class Dispatcher:
 
     def drop_unserved(self, refusal_of: Callable[[Key], Refusal | None]) -> None:
         """Refuses requests that wait for what no worker has any more."""
-        refused = {key: refusal for key in self.line.by_age() if (refusal := refusal_of(key))}
+        found = [key for key in self.line.by_age() if not any(map(_has(key), self._dismissed))]
+        refused = {key: refusal for key in found if (refusal := refusal_of(key))}
         for pending in self.line.remove(lambda pending: pending.key in refused):
             pending.refuse(refused[pending.key])
+
+
+def _has(key: Key) -> Callable[[ServingWorker], bool]:
+    return lambda worker: worker.place_of(key) is not None

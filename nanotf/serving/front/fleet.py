@@ -16,6 +16,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -57,6 +58,7 @@ class Fleet:
         options: what each is to do; its versions are replaced.
         on_free: called with a worker that may get requests.
         on_lost: called with a worker that died with requests.
+        on_replaced: called with a worker that is to leave after its requests.
         on_kept: called with the versions that a worker has or may load, when these change.
         load_timeout: seconds that a worker may take to load a version.
 
@@ -70,6 +72,7 @@ class Fleet:
         options: WorkerOptions,
         on_free: Callable[[ServingWorker], None],
         on_lost: Callable[[ServingWorker], None],
+        on_replaced: Callable[[ServingWorker], None],
         on_kept: Callable[[frozenset[ModelVersion]], None],
         load_timeout: float,
     ) -> None:
@@ -77,9 +80,10 @@ class Fleet:
         self._alive: set[ServingWorker] = set()  # also those that are leaving
         self._slots = [_Slot(placement) for placement in plan.placements]
         self._options = options
-        self._on_free, self._on_lost = on_free, on_lost
+        self._on_free, self._on_lost, self._on_replaced = on_free, on_lost, on_replaced
         self._wanted: frozenset[ModelVersion] = frozenset()
-        self._known: dict[ModelVersion, None] = {}  # all that were wanted, in order
+        # Those that were wanted of models that still are; of a number, the files that came last.
+        self._known: dict[ModelVersion, None] = {}
         self.failed: dict[ModelVersion, str] = {}
         self._loaded: dict[ModelVersion, Loaded] = {}
         self._tries: collections.Counter[ModelVersion] = collections.Counter()  # that failed
@@ -100,17 +104,30 @@ class Fleet:
         """Serves these versions from now on, as soon as they are loaded."""
         wanted = frozenset(versions)
         self._news.set()  # even with equal versions: a model without any may have gone
-        if wanted == self._wanted:
-            return
-        self._wanted = wanted
-        self._known.update(dict.fromkeys(sorted(self._wanted, key=_order)))
-        # Files that have changed are another version: what failed is tried again.
-        self.failed = {
-            version: why for version, why in self.failed.items() if version in self._wanted
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._forget()
+            self._continue()
+        self._tell_kept()  # a model that never had a version may have files, too
+
+    def _forget(self) -> None:
+        """Forgets all that is known of versions that are gone, so that years of reloads fit."""
+        models = {version.model for version in self._wanted}
+        latest = {
+            (version.model, version.number): version
+            for version in (*self._known, *sorted(self._wanted, key=_order))
+            if version.model in models
         }
+        self._known = dict.fromkeys(latest.values())
+        self._last = {model: self._last[model] for model in self._last.keys() & models}
+        kept = self._known.keys() | set(itertools.chain(*self._last.values()))
+        self._loaded = {v: self._loaded[v] for v in self._loaded.keys() & kept}
+        for counted in (self._tries, self._deaths):
+            for version in counted.keys() - kept:
+                del counted[version]
+        # Files that have changed are another version: what failed is tried again.
+        self.failed = {v: self.failed[v] for v in self.failed.keys() & self._wanted}
         self._deadly &= self._wanted
-        self._continue()
-        self._tell_kept()
 
     def _tell_kept(self) -> None:
         used = {version for worker in self._alive for version in worker.options.versions}
@@ -161,9 +178,10 @@ class Fleet:
     def _release(self) -> None:
         """Ends the workers after their requests: there is nothing to serve."""
         for slot in self._slots:
-            for worker in (slot.worker, slot.coming):
-                if worker is not None:
-                    worker.leave()
+            if slot.worker is not None:
+                self._on_replaced(slot.worker)
+            if slot.coming is not None:
+                slot.coming.kill()
             slot.worker = slot.coming = None
 
     def _start(self, slot: _Slot) -> None:
@@ -213,7 +231,7 @@ class Fleet:
             self._last[model] = [version for version in loaded if version.model == model]
         old, slot.worker = slot.worker, worker
         if old is not None:
-            old.leave()
+            self._on_replaced(old)
         self._on_free(worker)
 
     def _has_gone(self, worker: ServingWorker, said: str) -> None:
@@ -333,7 +351,7 @@ class Fleet:
 
     def _found_states(self, model: str) -> list[tuple[int, str, str]]:
         served, found = self.served(model), {}
-        for version in self._known:  # of the same number, the files that came last count
+        for version in self._known:
             if version.model == model:
                 found[version.number] = self._state_of(version, served)
         return [(number, *found[number]) for number in sorted(found, reverse=True)]

@@ -208,6 +208,8 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. One that comes twice is a list, by RFC 9110."""
         self._count(len(name) + len(value) + 4)  # with the colon, the space and the line's end
+        if self._state == _BODY:  # a trailer, which is no header
+            return
         # Latin-1 has a character for each byte, so that no header fails here.
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         before = self._headers.get(key)
@@ -227,7 +229,8 @@ class HttpConnection(asyncio.Protocol):
         if length.isdigit() and int(length) > self._desk.most_bytes:
             raise self._too_large(int(length))
         # After the limit: a client that waits for this has not sent the body that is too large.
-        if self._headers.get("expect", "").lower() == "100-continue":
+        expects = self._headers.get("expect", "").lower() == "100-continue"
+        if expects and self._parser.get_http_version() != "1.0":  # whose clients expect nothing
             self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:

@@ -96,8 +96,11 @@ class Server:
             options.most_bytes,
         )
         on_free, on_lost = self._dispatcher.is_free, self._dispatcher.has_lost
+        on_replaced = self._dispatcher.dismiss
         on_kept = Leftovers(options.folder, options.added).keep
-        self._fleet = Fleet(options.plan, work, on_free, on_lost, on_kept, options.load_timeout)
+        self._fleet = Fleet(
+            options.plan, work, on_free, on_lost, on_replaced, on_kept, options.load_timeout
+        )
         self._wanted = WantedModels(options.repository, options.added, self._fleet.want)
         self._desk = Desk(
             options.interfaces,

@@ -247,6 +247,8 @@ class ServingWorker:
 
     def _gone(self, said: str) -> None:
         self.is_gone, self._is_open = True, False
+        if self.batch:
+            self.hear()  # its last answer may have come
         self._on_answers = None  # it refers to this object, which holds shared memory
         self._loop.remove_reader(self._link.sock)
         self._link.close()

@@ -6,8 +6,9 @@ import asyncio
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
+from nanotf.errors import InvalidArgumentError
 from nanotf.serving.repository.added_models import AddedModels
-from nanotf.serving.repository.model_sources import ModelVersion
+from nanotf.serving.repository.model_sources import ModelVersion, Wanted
 from nanotf.serving.repository.repository import Repository
 
 SETTLING = 0.2  # seconds between two looks that tell whole files from those that are being written
@@ -38,7 +39,13 @@ class WantedModels:
         self.labels: Mapping[tuple[str, str], int] = {}
         self.names, self.default_model = repository.models, repository.default_model
 
-    async def look(self) -> None:
+    @property
+    def lasting(self) -> list[str]:
+        """The models but for those that clients have added."""
+        added = {source.model for source in self._added.sources()}
+        return [model for model in self.names if model not in added]
+
+    async def look(self) -> Wanted:
         """Looks at the disk. One look wants no version that was not there at the look before."""
         loop = asyncio.get_running_loop()
         async with self._looking:  # a repository is for one thread at a time
@@ -47,22 +54,29 @@ class WantedModels:
             self.names = self._repository.models
             self.default_model = self._repository.default_model
         self._want(wanted.versions)
+        return wanted
 
-    async def look_twice(self) -> None:
+    async def look_twice(self) -> Wanted:
         """Looks until files that stay as they are count as whole."""
         await self.look()
         await asyncio.sleep(SETTLING)
-        await self.look()
+        return await self.look()
 
     async def add(self, model: str, folder: pathlib.Path) -> None:
         """Adds a model.
 
         Raises:
-            InvalidArgumentError: The folder holds no model.
+            InvalidArgumentError: The folder holds no model, or none that is whole.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._added.add, model, folder)
-        await self.look_twice()
+        wanted = await self.look_twice()
+        if not any(version.model == model for version in wanted.versions):
+            await self.remove(model)
+            raise InvalidArgumentError(
+                "A model must be whole before a server is told to load it. Received: "
+                f"{wanted.problems.get(model, f'{folder}, whose files change')}"
+            )
 
     async def remove(self, model: str) -> bool:
         """Removes a model that was added; returns False if there is none of this name."""

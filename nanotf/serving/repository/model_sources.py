@@ -72,6 +72,7 @@ class Wanted:
 
     versions: frozenset[ModelVersion]
     labels: Mapping[tuple[str, str], int]  # of a model's name and a label: the version's number
+    problems: Mapping[str, str]  # by model: why files that are there are not wanted
 
 
 def absolute(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -103,6 +103,7 @@ class Repository:
         return Wanted(
             frozenset(version for watch in self._watches.values() for version in watch.wanted),
             {(source.model, label): n for source in sources for label, n in source.labels},
+            {model: watch.problem for model, watch in self._watches.items() if watch.problem},
         )
 
     def _ask(self, catalog: Catalog) -> None:
@@ -142,6 +143,7 @@ class _Watch:
 
     def __init__(self, source: Source, reports: _Reports) -> None:
         self.wanted: frozenset[ModelVersion] = frozenset()
+        self.problem = ""  # that the last look has found
         self._source, self._reports = source, reports
         self._seen: dict[int, tuple[Any, ...]] = {}  # stamps of the last look, by number
         self._whole: dict[int, ModelVersion] = {}
@@ -155,7 +157,7 @@ class _Watch:
         source = self._with_code(source)
         if (source.path, source.code) != (self._source.path, self._source.code):
             self._seen, self._whole = {}, {}
-        self._source = source
+        self._source, self.problem = source, ""
         try:
             found, problem = self._versions(), "It holds no version."
         except OSError as error:
@@ -165,7 +167,12 @@ class _Watch:
             self._seen = {n: stamp for n, stamp in self._seen.items() if n in chosen}
             self._whole = {n: v for n, v in chosen.items() if v is not None}
             self.wanted = frozenset(self._whole.values()) or self.wanted
-        self._reports.say(str(source.path), "" if found else problem)
+        self._say(source.path, "" if found else problem)
+
+    def _say(self, place: pathlib.Path, problem: str) -> None:
+        self._reports.say(str(place), problem)
+        if problem:
+            self.problem = f"{place}: {problem}"
 
     def _with_code(self, source: Source) -> Source:
         """Returns a source with the code that has appeared since it was made.
@@ -226,7 +233,7 @@ class _Watch:
             if before is not None:
                 self._seen[number] = before
             problem = f"The version stays as it was. {error}"
-        self._reports.say(str(path), problem)
+        self._say(path, problem)
         return known
 
     def _checked(

@@ -55,6 +55,9 @@ class Worker:
             self.has_answer = False
             self.answer()
 
+    def leave(self):
+        self.is_ready = False
+
     def abort(self):
         self.aborted = True
 
@@ -200,6 +203,49 @@ def test_a_worker_gets_only_what_it_serves():
         refused = {("m", 3): Refusal(404, "not found"), ("m", 4): Refusal(503, "no memory")}
         dispatcher.drop_unserved(refused.get)
         assert requests.answers == {b"three": 404, b"four": 503}
+
+    run(script)
+
+
+def test_a_worker_that_is_replaced_answers_what_it_alone_can():
+    async def script(dispatcher, requests, turn):
+        old, new = Worker(("m", None), ("m", 1)), Worker(("m", None), ("m", 2))
+        dispatcher.is_free(old)
+        dispatcher.submit(requests.make(b"running"))
+        await turn()
+        dispatcher.submit(requests.make(b"one", ("m", 1)))
+        dispatcher.submit(requests.make(b"any"))
+        dispatcher.dismiss(old)
+        dispatcher.is_free(new)
+        await turn()
+        assert new.asked == [[b"any"]]
+        dispatcher.drop_unserved(lambda key: Refusal(404, "not found"))
+        old.answer()
+        await turn()
+        assert old.asked == [[b"running"], [b"one"]] and not old.is_ready
+        old.answer()
+        new.answer()
+        assert requests.answers == dict.fromkeys([b"running", b"one", b"any"], 200)
+        assert dispatcher.is_idle
+
+    run(script)
+
+
+def test_a_worker_that_is_replaced_leaves_when_nobody_waits_any_more():
+    async def script(dispatcher, requests, turn):
+        old = Worker()
+        dispatcher.is_free(old)
+        dispatcher.submit(requests.make(b"running"))
+        await turn()
+        late = requests.make(b"late")
+        dispatcher.submit(late)
+        dispatcher.dismiss(old)
+        await turn()
+        assert old.is_ready
+        late.deadline = 0.0
+        dispatcher.check_time()
+        assert not old.is_ready
+        assert requests.answers == {b"late": 504}
 
     run(script)
 

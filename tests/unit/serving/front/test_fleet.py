@@ -74,7 +74,9 @@ def run(script, monkeypatch):
     async def begin():
         Worker.made = []
         free, lost, kept = [], [], []
-        fleet = fleets.Fleet(PLAN, OPTIONS, free.append, lost.append, kept.append, LIMIT)
+        fleet = fleets.Fleet(
+            PLAN, OPTIONS, free.append, lost.append, Worker.leave, kept.append, LIMIT
+        )
         fleet.kept = kept
         await script(fleet, Worker.made, free, lost)
 
@@ -198,6 +200,41 @@ def test_versions_are_kept_until_their_last_worker_has_ended(monkeypatch):
         made[1].batch = []
         made[1].die()
         assert fleet.kept[-1] == {version(2)}
+
+    run(script, monkeypatch)
+
+
+def test_files_of_a_model_that_never_had_a_version_go(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([])
+        assert fleet.kept == [frozenset()]
+
+    run(script, monkeypatch)
+
+
+def test_reloads_leave_nothing_behind(monkeypatch):
+    async def script(fleet, made, free, lost):
+        for stamp in range(5):
+            for versions in ([version(3), version(1, "other", stamp)], [version(3)]):
+                fleet.want(versions)
+                while coming := [w for w in made if not (w.loaded or w.is_leaving)]:
+                    for worker in coming:
+                        worker.load((1, "no memory"))
+                    await soon()
+        for known in (fleet._known, fleet._loaded, fleet._tries, fleet._last):
+            assert len(known) <= 1, known
+
+    run(script, monkeypatch)
+
+
+def test_files_that_come_back_are_the_ones_that_count(monkeypatch):
+    async def script(fleet, made, free, lost):
+        fleet.want([version(1)])
+        made[0].load((1, "no memory"))
+        made[1].load((1, "no memory"))
+        fleet.want([version(1, stamp=1)])
+        fleet.want([version(1)])
+        assert fleet.states("m") == [(1, "LOADING", "")]
 
     run(script, monkeypatch)
 

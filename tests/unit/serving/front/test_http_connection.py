@@ -153,8 +153,9 @@ def test_pieces_and_chunks_make_a_request():
             await asyncio.sleep(0)
         assert json.loads((await answer_of(reader))[2])["body"] == 3
         writer.write(b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+        writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\nHost: of a trailer\r\n\r\n")
         assert json.loads((await answer_of(reader))[2])["body"] == 5
+        assert desk.taken[-1].headers["host"] == "h"
 
     talk(script)
 
@@ -165,6 +166,14 @@ def test_expect_continue():
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"abcd")
         assert json.loads((await answer_of(reader))[2])["body"] == 4
+
+    talk(script)
+
+
+def test_a_client_of_http_1_0_expects_nothing():
+    async def script(desk, reader, writer, connections, clock):
+        writer.write(post("/x", b"abcd", "Expect: 100-continue").replace(b"1.1", b"1.0"))
+        assert (await answer_of(reader))[0] == 200
 
     talk(script)
 

@@ -4,6 +4,9 @@ import asyncio
 import pathlib
 import types
 
+import pytest
+
+from nanotf.errors import InvalidArgumentError
 from nanotf.serving.front import wanted_models
 from nanotf.serving.front.wanted_models import WantedModels
 from nanotf.serving.repository.model_sources import ModelVersion, Wanted
@@ -27,7 +30,11 @@ class Disk:
         self.looks += 1
         found = {ModelVersion(name, 1, path, None, ()) for name, path in self.added.items()}
         wanted, self.seen = found & self.seen, found
-        return Wanted(frozenset(wanted), {(v.model, "stable"): 1 for v in wanted})
+        problems = {v.model: f"{v.path}: It lacks a part." for v in found - wanted}
+        return Wanted(frozenset(wanted), {(v.model, "stable"): 1 for v in wanted}, problems)
+
+    def sources(self):
+        return [types.SimpleNamespace(model=model) for model in self.added]
 
     def add(self, model, folder):
         self.added[model] = folder
@@ -46,12 +53,32 @@ def test_a_model_that_a_client_adds_and_removes(monkeypatch):
         await wanted.add("m", pathlib.Path("/m"))
         assert told == [set(), {"m"}]
         assert (wanted.names, wanted.default_model) == (["m"], "m")
+        assert wanted.lasting == []  # what clients add makes the server no less ready
         assert wanted.labels == {("m", "stable"): 1}
         assert not await wanted.remove("other")
         assert await wanted.remove("m")
         assert told[-1] == set() and wanted.names == []
 
     asyncio.run(script())
+
+
+def test_a_model_that_is_not_whole_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(wanted_models, "SETTLING", 0.0)
+    disk = Disk()
+    look = disk.look
+
+    def look_at_a_copy():
+        disk.seen = set()  # its files change between all looks
+        return look()
+
+    async def script():
+        repository = types.SimpleNamespace(models=[], default_model=None, look=look_at_a_copy)
+        wanted = WantedModels(repository, disk, lambda versions: None)
+        with pytest.raises(InvalidArgumentError, match="/m: It lacks a part"):
+            await wanted.add("m", pathlib.Path("/m"))
+
+    asyncio.run(script())
+    assert disk.added == {}
 
 
 def test_looks_come_one_after_another():
