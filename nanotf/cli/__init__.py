@@ -15,7 +15,6 @@ with 3 after a stopped one.
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import pathlib
@@ -43,10 +42,10 @@ from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.parent.auto import choice_cache
 from nanotf.parent.defaults import PRECISIONS, TUNE, tune
+from nanotf.wire import files
 
 _Done = TypeVar("_Done")
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # any other `OSError` shows its traceback
 BROKEN_PIPE = 128 + signal.SIGPIPE  # the code that shells report after the reader has exited
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -85,7 +84,7 @@ def _report(command: Callable[[], _Done]) -> _Done | int:
     except KeyboardInterrupt:  # where nanotf's code was interrupted helps nobody
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno not in files.FULL:  # any other shows its traceback
             raise
         _drop_output()
         say(f"the output cannot be written: {error.strerror}", sys.stderr)

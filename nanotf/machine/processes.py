@@ -38,25 +38,51 @@ class OwnedProcess:
     _tail: bytearray = field(default_factory=bytearray)  # of standard error, at most `_TAIL_BYTES`
 
     @property
+    def return_code(self) -> int | None:
+        """The exit code, or minus the number of the signal that has ended it; None while it runs.
+
+        The process stays a zombie until `reap`: its number cannot become somebody else's, nor that
+        of its group.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        try:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ended = os.waitid(os.P_PID, self.process.pid, flags)
+        except ChildProcessError:  # the kernel has reaped it, since this process ignores SIGCHLD
+            return self.process.poll()
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    @property
     def is_running(self) -> bool:
         """True until the process has ended."""
-        return self.process.poll() is None
+        return self.return_code is None
 
     @property
     def exit_code(self) -> int:
-        """The exit code as shells report it: 128 + n after signal n."""
-        code = self.process.returncode
+        """The exit code as shells report it: 128 + n after signal n. It has ended."""
+        code = self.return_code
+        assert code is not None, "it has ended"
         return 128 - code if code < 0 else code
 
-    def terminate(self) -> None:
-        """Asks the leader to end; it may save something, and needs its own processes for that."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the leader, which may need its own processes to save something."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     def kill_group(self) -> None:
         """Kills what is left of the group, as a container ends with its first process."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Kills what is left of the group, and lets the system forget the process."""
+        self.kill_group()
+        self.process.wait()
 
     def note_error(self, data: bytes) -> None:
         """Remembers the end of what it writes to standard error."""
@@ -149,7 +175,8 @@ class Guard:
 
     def dismiss(self) -> None:
         """Ends it: the programs have ended."""
-        os.write(self._pipe, b"0\n")
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            os.write(self._pipe, b"0\n")
         os.close(self._pipe)
         os.waitpid(self._pid, 0)  # a supervisor of many programs in turn must leave no zombies
 

@@ -305,7 +305,7 @@ class RankCrew:
         for program in self._programs:
             if program.is_running:
                 # Not the group: a script that saves something may need its own processes for that.
-                program.process.send_signal(number)
+                program.send_signal(number)
         self._is_interrupted, now = True, time.monotonic()
         if number == signal.SIGINT:
             self._told_at = now + _MOMENT_SECONDS
@@ -315,8 +315,7 @@ class RankCrew:
     def kill(self) -> None:
         """Kills what is left of the processes and of those that they have started."""
         for program in self._programs:
-            program.kill_group()
-            program.process.wait()
+            program.reap()
 
     @property
     def is_running(self) -> bool:
@@ -379,7 +378,7 @@ class RankCrew:
         if self._owner is not None:
             self._owner.read()  # its partition may have come just before its end
             partition = self._owner.partitions.get(rank)
-        phrase, code, number = describe_exit(program.process.returncode)
+        phrase, code, number = describe_exit(program.return_code)
         of = f"partition {partition}, " if partition is not None else ""
         host = self._hosts.names[self._hosts.index]
         on = f" on host {host}" if len(self._hosts.counts) > 1 else ""
@@ -403,7 +402,7 @@ class RankCrew:
             self._terminating_at = None
             self._killing_at = now + _TERM_SECONDS
             for program in running:
-                program.terminate()
+                program.send_signal(signal.SIGTERM)
         if self._killing_at is not None and now > self._killing_at:
             for program in running:
                 program.kill_group()

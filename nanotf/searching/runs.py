@@ -55,7 +55,8 @@ class SearchRun:
                 self._run_trials(left)
                 left, before = self._left(), left
         finally:
-            studies.fail_dead_trials(self._study)  # those that an exception interrupted
+            with studies.last_notes():
+                studies.fail_dead_trials(self._study)  # those that an exception interrupted
         study = studies.in_memory(self._study, self._storage) if keep else self._study
         return SearchResult(study, *self._best, self._train_again, self._parallel)
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import optuna
 
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import process_identity
 from nanotf.searching.sampling import RETRY_OF, number_of, seed_of
@@ -190,7 +191,22 @@ def sole_search(study: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        study.set_user_attr(SEARCH, None)
+        with last_notes():  # without it, later searches see that this process has ended
+            study.set_user_attr(SEARCH, None)
+
+
+@contextlib.contextmanager
+def last_notes() -> Iterator[None]:
+    """Warns of a storage that does not take what is written in this context.
+
+    For the end of a search: its result, or its error, counts more than these notes.
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.warning(
+            "The storage of the search does not take its end: %s: %s", type(error).__name__, error
+        )
 
 
 def seed_for(study: Any, seed: int | None) -> int:

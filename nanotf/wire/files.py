@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -16,11 +17,12 @@ import shutil
 import socket
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from nanotf.errors import NanoError
 
 PRIVATE = 0o600
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -28,8 +30,11 @@ class Damaged(NanoError):
     """A file is incomplete, has changed since it was written, or nanotf has not written it."""
 
 
-def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
-    """Replaces a file in one step. A reader sees the old text or the new one.
+@contextlib.contextmanager
+def new_file(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Replaces a file in one step: yields an empty one, which gets the name at the end.
+
+    A reader sees the old content or the new one, also after a crash of the machine.
 
     Args:
         mode: who may read and write it, less what the umask forbids.
@@ -37,17 +42,22 @@ def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
     Raises:
         OSError: The disk is full or not writable. The old file is as it was.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        part.unlink(missing_ok=True)  # of a process with this number that was killed
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(descriptor, "w+b") as file:  # noqa: PTH123
+            yield file
             flush(file)  # before the rename: a crash must not leave the new name without content
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
+    """Replaces a file in one step, as `new_file`; the text is written in UTF-8."""
+    with new_file(path, mode) as file:
+        file.write(text.encode())
 
 
 def flush(file: Any) -> None:

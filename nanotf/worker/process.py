@@ -19,6 +19,7 @@ from nanotf.errors import UnavailableError
 from nanotf.machine.neighbours import PINNED
 from nanotf.machine.own_exit import prctl
 from nanotf.machine.shell_state import thread_count
+from nanotf.wire import files
 from nanotf.wire.memory_files import STANDARD
 
 _PR_SET_NAME = 15  # linux/prctl.h
@@ -137,7 +138,7 @@ class _LogFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in (*files.FULL, errno.EFBIG):
                 raise
             # As if written: else BufferedWriter keeps the data, and each later print raises again.
             return len(memoryview(data).cast("B"))

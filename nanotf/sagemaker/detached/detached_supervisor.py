@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from nanotf.console import say
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder
 from nanotf.sagemaker.detached.owner import Owner
-from nanotf.sagemaker.detached.starting import FULL
+from nanotf.wire import files
 from nanotf.wire.log_files import LogFiles, SpokenLog
 
 _PAUSE = 1.0  # seconds between two tries to write on a full disk
@@ -69,15 +69,28 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
             NanoError: The launching process has given up. The error is of the kind's class.
             OSError: The disk takes no state.
         """
-        if self._state.is_final:
+        # Not `_with_room`, which notes in the state that it waits: that is not this process's yet.
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                self._write_owner()
+                return
+            except OSError as error:
+                if error.errno not in files.FULL or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _write_owner(self) -> None:
+        state = self._folder.read_state()  # the launching process may have given up meanwhile
+        if state.is_final:
             kind = self._folder.kind
             raise kind.error(
                 f"A supervisor takes over {kind.a_noun} that has not ended. Received: "
-                f"{self._folder.path}, whose status is {self._state.status}."
+                f"{self._folder.path}, whose status is {state.status}."
             )
-        owner = Owner.this_process(is_supervisor=True)
-        self._state = replace(self._state, owner=owner)
-        self._with_room("state", lambda: self._folder.write_state(self._state), _START_SECONDS)
+        state = replace(state, owner=Owner.this_process(is_supervisor=True))
+        self._folder.write_state(state)
+        self._state = state
 
     def handle_signals(self) -> None:
         """Installs the signal handlers: SIGTERM stops what it owns."""
@@ -112,7 +125,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         """Returns True if a final state must wait: whoever reads that finds the log whole."""
         if held is None or not self._state.is_final:
             return False
-        return held.errno in FULL and time.monotonic() < self._log_until
+        return held.errno in files.FULL and time.monotonic() < self._log_until
 
     def _write_state(self) -> None:
         try:
@@ -129,7 +142,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         self._log_until = began + _LOG_SECONDS
         self._set(state)
         while not self._is_written and not self._is_deleted():
-            is_full = self._refusal is None or self._refusal.errno in FULL
+            is_full = self._refusal is None or self._refusal.errno in files.FULL
             if not is_full and time.monotonic() > began + _END_SECONDS:
                 self._tell_system()
                 return
@@ -156,15 +169,12 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
         syslog.openlog("nanotf")
         syslog.syslog(syslog.LOG_ERR, text)
 
-    def _with_room(
-        self, what: str, action: Callable[[], _Result], seconds: float = _ROOM_SECONDS
-    ) -> _Result:
+    def _with_room(self, what: str, action: Callable[[], _Result]) -> _Result:
         """Does what needs room on the disk; on a full one again, until it succeeds.
 
         Args:
             what: names it, for messages.
             action: may be called after it has failed.
-            seconds: after which the disk is full for good.
 
         Returns:
             What the action returns.
@@ -181,10 +191,10 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
                 return result
             except OSError as error:
                 moment = time.monotonic()
-                if error.errno not in FULL or (deadline is not None and moment > deadline):
+                if error.errno not in files.FULL or (deadline is not None and moment > deadline):
                     raise
                 if deadline is None:
-                    deadline = moment + seconds
+                    deadline = moment + _ROOM_SECONDS
                     self._note_waiting(self._say_full(what, error))
             self._catch_up()
             time.sleep(_PAUSE)

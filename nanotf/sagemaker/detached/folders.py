@@ -23,6 +23,7 @@ from nanotf.sagemaker.detached.owner import Owner
 from nanotf.wire import files
 
 MAX_NAME = 63
+_GONE = (FileNotFoundError, NotADirectoryError)  # somebody has deleted the folder
 # SageMaker's rule of the names of jobs and endpoints.
 _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
@@ -195,12 +196,27 @@ class DetachedFolder(abc.ABC, Generic[AnyRequest, AnyState]):
         try:
             with files.doubting(path):
                 yield
-        except (OSError, files.Damaged) as error:
+        except OSError as error:
+            raise self.kind.error(
+                f"The record of {self.kind.a_noun} must be readable. Received: {error}. If its "
+                "disk does not answer now, try again later."
+            ) from error
+        except files.Damaged as error:
             raise self.kind.error(
                 f"The record of {self.kind.a_noun} must be as nanotf has written it. Received: "
                 f"{error}. The {self.kind.noun}'s folder has its logs and what it has saved; "
                 "delete it when you do not need them."
             ) from error
+
+
+def may_pass(error: Exception) -> bool:
+    """Returns True for an error of a disk that does not answer now, such as one on the network.
+
+    Args:
+        error: of `read_state` or `read_request`, or an `OSError`.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, _GONE)
 
 
 def now() -> str:

@@ -9,9 +9,14 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from nanotf.console import logger
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.pool import stalls
-from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder, DetachedState
+from nanotf.sagemaker.detached.folders import (
+    AnyState,
+    DetachedFolder,
+    DetachedState,
+    may_pass,
+)
 
 _PAUSE = 0.2  # seconds between two looks
 _STOP_SECONDS = 30.0  # until a supervisor reacts to a signal, on a busy machine
@@ -36,10 +41,22 @@ def wait(
     Returns:
         The state.
     """
-    told, notice = False, None
+    told, is_refused, notice = False, False, None
+    state: AnyState | None = None
     while True:
-        state = folder.read_state()  # before the log: a final state means that the log is whole
-        if log is not None and (text := read()):
+        try:
+            state = folder.read_state()  # before the log: a final one means that the log is whole
+            text = "" if log is None else read()
+        except (NanoError, OSError) as error:
+            if state is None or not may_pass(error):
+                raise
+            if not is_refused:
+                logger.warning("%s This process waits for that.", error)
+            is_refused = True
+            time.sleep(pause)
+            continue
+        is_refused = False
+        if log is not None and text:
             log(text)
         if until(state):
             return state

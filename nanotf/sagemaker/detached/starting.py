@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import subprocess
@@ -13,9 +12,9 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError, NanoError
 from nanotf.machine.interpreter import python_command
 from nanotf.sagemaker.detached.folders import AnyState, DetachedFolder, now
+from nanotf.wire import files
 from nanotf.wire.log_files import last_lines
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
 _TAIL = 4000  # characters of the supervisor's log in an error
 _START_SECONDS = 120.0  # a new interpreter, on a busy machine
 
@@ -54,7 +53,7 @@ def create(
         fill()
     except BaseException as error:
         shutil.rmtree(folder.path, ignore_errors=True)  # it has never been
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in files.FULL:
             raise kind.error(
                 f"{kind.a_noun.capitalize()} needs room on the disk for its files. Received: "
                 f"{error.strerror} in {parent}. Make room. {remedy}, if another disk has some."

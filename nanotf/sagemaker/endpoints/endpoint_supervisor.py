@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -79,44 +80,48 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         left = list(self._request.ports)
         port = _next_of(left)
         while not self._is_stopping:
-            server = self._run_server(port, output)
+            try:
+                end = self._run_server(port, output)
+            except OSError as error:  # no memory, no descriptors
+                end = f"could not be started: {error}"
             if self._is_stopping:
                 break
             if self._state.port is None:
                 # The number of a port says nothing of why a server ended; that another program
                 # listens there does.
                 if not left or not port or self._is_late or ports.is_free(port):
-                    return self._of_start(server)
+                    return self._of_start(end)
                 port = _next_of(left)
                 continue
             port = self._state.port  # clients know this one
             if not self._may_restart():
-                return self._of_ends(server)
+                return self._of_ends(end)
             self._become(server=None, restarts=self._state.restarts + 1)
             self._delay(output)
         return None
 
-    def _run_server(self, port: int, output: processes.Output) -> OwnedProcess:
-        """Runs a server until it has ended."""
+    def _run_server(self, port: int, output: processes.Output) -> str:
+        """Runs a server until it has ended. Returns how it has ended."""
         ready = self._endpoint.ready_file
         ready.unlink(missing_ok=True)  # that of the server before
-        server = processes.begin(
-            listening(self._request.command, port, ready),
-            "server",
-            str(self._endpoint.path),
-            {**os.environ, "PYTHONUNBUFFERED": "1", **self._request.environment},
-        )
         guard = processes.Guard()
         try:
-            guard.add(server)
-            output.add(server)
-            self._watch(server, output)
+            server = processes.begin(
+                listening(self._request.command, port, ready),
+                "server",
+                str(self._endpoint.path),
+                {**os.environ, "PYTHONUNBUFFERED": "1", **self._request.environment},
+            )
+            try:
+                guard.add(server)
+                output.add(server)
+                self._watch(server, output)
+            finally:
+                server.reap()
+                output.drain()
         finally:
-            server.kill_group()  # what it has left
-            server.process.wait()
-            output.drain()
             guard.dismiss()  # last: until here it kills what is left if this process is killed
-        return server
+        return describe_exit(server.return_code)[0]
 
     def _watch(self, server: OwnedProcess, output: processes.Output) -> None:
         is_ready, self._is_late = False, False
@@ -141,12 +146,12 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         """Asks the server to end. Returns the seconds until it is killed."""
         if self._is_stopping:
             self._become(status=record.DELETING)
-        server.terminate()  # it answers what has come, and ends its workers
+        server.send_signal(signal.SIGTERM)  # it answers what has come, and ends its workers
         return self._request.stop_seconds
 
     def _note_ready(self) -> bool:
         """Notes that the server answers, if it does."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # not there yet, or its disk does not answer
             found = files.read_json(self._endpoint.ready_file)
             with files.doubting(self._endpoint.ready_file):
                 port, pid = int(found["port"]), int(found["pid"])
@@ -169,19 +174,16 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
         while not self._is_stopping and (left := until - time.monotonic()) > 0:
             output.read(left)
 
-    def _of_start(self, server: OwnedProcess) -> str:
-        received = describe_exit(server.process.returncode)[0]
+    def _of_start(self, end: str) -> str:
+        received = f"one that {end}"
         if self._is_late:
             received = f"no answer to /ping within {self._request.start_seconds:g} s"
-        else:
-            received = f"process {server.process.pid} {received}"
         return f"The server must start. Received: {received}. {self._log_tail()}"
 
-    def _of_ends(self, server: OwnedProcess) -> str:
-        phrase = describe_exit(server.process.returncode)[0]
+    def _of_ends(self, end: str) -> str:
         return (
             f"The server must not end more than {_MAX_ENDS} times within {_WINDOW:.0f} s. "
-            f"Received: {len(self._ends)} ends; the last one {phrase}. {self._log_tail()}"
+            f"Received: {len(self._ends)} ends; the last one {end}. {self._log_tail()}"
         )
 
     def _log_tail(self) -> str:

@@ -29,6 +29,7 @@ from nanotf.sagemaker.endpoints.model_source import ModelSource
 from nanotf.sagemaker.endpoints.predictor import Predictor
 from nanotf.sagemaker.endpoints.serializers import IdentitySerializer
 from nanotf.sagemaker.jobs import addresses
+from nanotf.wire import files
 
 STRATEGIES = ("MultiRecord", "SingleRecord")
 ASSEMBLERS = ("None", "Line")
@@ -119,11 +120,11 @@ class Transformer:
                 f"data_type={data_type!r}. Pass a folder, with data_type='S3Prefix'."
             )
         with contextlib.ExitStack() as stack:
-            base, files = _files(os.fspath(data), stack)
+            base, sources = _sources(os.fspath(data), stack)
             predictor = stack.enter_context(self._server())
-            for file in files:
-                place = self._place(base) / file.relative_to(base)
-                requests = self._requests(file, split_type == "Line")
+            for source in sources:
+                place = self._place(base) / source.relative_to(base)
+                requests = self._requests(source, split_type == "Line")
                 answers = self._answers(predictor, requests, content_type)
                 _write(place.with_name(place.name + _SUFFIX), answers)
 
@@ -221,7 +222,7 @@ def _given(compression: str | None) -> str | None:
     return None if compression == "None" else compression  # the SDK takes both words
 
 
-def _files(data: str, stack: contextlib.ExitStack) -> tuple[pathlib.Path, Sequence[pathlib.Path]]:
+def _sources(data: str, stack: contextlib.ExitStack) -> tuple[pathlib.Path, Sequence[pathlib.Path]]:
     """Returns the folder of the data, and the files in it. Remote ones are copied first."""
     path = addresses.local_path(data)
     if path is None:
@@ -230,20 +231,14 @@ def _files(data: str, stack: contextlib.ExitStack) -> tuple[pathlib.Path, Sequen
         addresses.download(data, path)
     if path.is_file():
         return path.parent, [path]
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    if not files:
+    found = sorted(file for file in path.rglob("*") if file.is_file())
+    if not found:
         raise InvalidArgumentError(f"The data must have files. Received: {data}, which has none.")
-    return path, files
+    return path, found
 
 
 def _write(target: pathlib.Path, parts: Iterator[bytes]) -> None:
     """Writes a file in one step."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.writelines(parts)
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with files.new_file(target) as file:
+        file.writelines(parts)

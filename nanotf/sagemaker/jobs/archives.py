@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from nanotf.sagemaker.jobs import addresses
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.tree import CONTAINER_BASE
+from nanotf.wire import files
 
 
 def pack(folders: Iterable[pathlib.Path], archive: pathlib.Path) -> bool:
@@ -26,15 +27,12 @@ def pack(folders: Iterable[pathlib.Path], archive: pathlib.Path) -> bool:
     entries = [e for folder in folders if folder.is_dir() for e in sorted(folder.iterdir())]
     if not entries:
         return False
-    part = archive.with_name(f".{archive.name}.part")
-    try:
-        with tarfile.open(part, "w:gz", compresslevel=6) as tar:
-            for entry in entries:
-                tar.add(entry, arcname=entry.name)
-        part.replace(archive)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with (
+        files.new_file(archive) as file,
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
+    ):
+        for entry in entries:
+            tar.add(entry, arcname=entry.name)
     return True
 
 

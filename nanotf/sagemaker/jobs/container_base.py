@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.machine import private_mounts
 from nanotf.machine.interpreter import python_command
+from nanotf.sagemaker.detached.folders import may_pass
 from nanotf.sagemaker.jobs import addresses
 from nanotf.sagemaker.jobs.record import JobFolder, JobRequest
 from nanotf.sagemaker.jobs.tree import CONTAINER_BASE
@@ -150,9 +151,12 @@ def _hurdle_of_link() -> str | None:
         owner = place.readlink().parent.parent  # <job>/hosts/<host>
         if not (owner / "state.json").is_file():
             return f"{place} is a link of somebody else's"
-        with contextlib.suppress(JobError):
+        try:
             if not JobFolder(owner).read_state().is_final:
                 return f"{place} is a link of the job {owner.name}, which runs"
+        except JobError as error:
+            if may_pass(error):
+                return f"{place} is a link of the job {owner.name}, which may run: {error}"
     elif place.exists():
         return f"{place} exists and is not the job's"
     if not os.access(place.parent, os.W_OK | os.X_OK):

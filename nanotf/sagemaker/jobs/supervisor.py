@@ -19,6 +19,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import signal
 import sys
 import time
 import traceback
@@ -218,8 +219,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         if not is_killed:  # a script may have failed after the last look
             self._note_failure()
         for program in self._programs:  # what the scripts have left, and the feeders
-            program.kill_group()
-            program.process.wait()
+            program.reap()
 
     def _note_failure(self) -> None:
         """Remembers the first program that failed. Later ones may be its consequences.
@@ -248,7 +248,7 @@ class JobSupervisor(DetachedSupervisor[JobState]):
         elif not self._failed.is_helper and time.monotonic() < self._failed_at + _FOLLOW_SECONDS:
             return None  # a host that is about to end with it has a code of its own
         for script in scripts:
-            script.terminate()
+            script.send_signal(signal.SIGTERM)
         return self._request.stop_seconds
 
     def _write_line(self, program: OwnedProcess, line: bytes, _is_error: bool) -> None:

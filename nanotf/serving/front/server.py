@@ -202,7 +202,7 @@ class Server:
             ready = {"port": port, "pid": os.getpid()}
             if self._grpc is not None:
                 ready["grpc_port"] = self._grpc.port
-            files.write_json(self._options.ready_file, ready)
+            await write_ready(self._options.ready_file, ready)
         names = ", ".join(
             f"{model} ({_versions(self._fleet.served(model))})" for model in self._desk.models()
         )
@@ -282,6 +282,26 @@ class Server:
 
     def _is_done(self) -> bool:
         return self._dispatcher.is_idle and not self._connections
+
+
+async def write_ready(place: pathlib.Path, ready: dict[str, int]) -> None:
+    """Writes the ready file. On a full disk it waits for room, while the server answers.
+
+    Raises:
+        OSError: The file cannot be written for another reason.
+    """
+    is_told = False
+    while True:
+        try:
+            files.write_json(place, ready)
+            return
+        except OSError as error:
+            if error.errno not in files.FULL:
+                raise
+            if not is_told:
+                logger.warning("The ready file waits for room: %s", error)
+            is_told = True
+        await asyncio.sleep(_TICK)
 
 
 class ServerFailed(NanoError, RuntimeError):

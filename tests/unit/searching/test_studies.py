@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import pathlib
 import platform
@@ -282,6 +283,25 @@ def test_one_search_at_a_time(where: str) -> None:
             with studies.sole_search(study), studies.sole_search(study):
                 assert study.user_attrs[studies.SEARCH] == studies.this_process()
             assert study.user_attrs[studies.SEARCH] is None
+
+
+def test_a_storage_that_does_not_take_the_end_loses_no_result(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = optuna.create_study(study_name="a")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("database or disk is full")
+
+    with (
+        caplog.at_level(logging.WARNING, "nanotf"),
+        monkeypatch.context() as patches,
+        studies.sole_search(study),
+    ):
+        patches.setattr(optuna.Study, "set_user_attr", fail)
+    assert caplog.text.count("does not take its end: RuntimeError: database or disk is full") == 1
+    with studies.sole_search(study):  # it names this process still
+        pass
 
 
 def test_a_killed_worker_releases_the_journal(tmp_path: pathlib.Path) -> None:

@@ -28,6 +28,7 @@ from nanotf.sagemaker.endpoints import (
     endpoint_command,
     endpoint_record,
     endpoint_start,
+    endpoint_supervisor,
     model_arguments,
 )
 from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder
@@ -295,11 +296,29 @@ def test_a_state_is_written_once_there_is_room(
     assert capsys.readouterr().err.count("state of the endpoint cannot be written now") == 1
 
 
+def test_a_restart_that_the_system_refuses_counts_as_an_end(
+    endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, starts = EndpointSupervisor(endpoint), []
+    owner._become(status="InService", port=1234)
+
+    def begin(*_: Any, **__: Any) -> Any:
+        starts.append(endpoint.read_state().restarts)
+        if len(starts) > 3:
+            owner._on_signal()  # else it would try on, until there are too many ends
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(endpoint_supervisor, "_FIRST_DELAY", 0.0)
+    monkeypatch.setattr(endpoint_supervisor.processes, "begin", begin)
+    owner.run()
+    assert starts == [0, 1, 2, 3]
+    assert endpoint.read_state().status == "Deleted"
+
+
 def test_a_command_that_does_not_exist(endpoint: EndpointFolder) -> None:
     request = dataclasses.replace(endpoint.read_request(), command=("/no/such/program",))
     endpoint.write_request(request)
-    with pytest.raises(FileNotFoundError):
-        EndpointSupervisor(endpoint).run()
+    EndpointSupervisor(endpoint).run()
     assert "/no/such/program" in str(endpoint.read_state().failure_reason)
 
 

@@ -163,7 +163,7 @@ def test_results_that_never_fit_are_kept_and_named(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
-    monkeypatch.setattr(JobSupervisor._with_room, "__defaults__", (-1.0,))
+    monkeypatch.setattr(detached_supervisor, "_ROOM_SECONDS", -1.0)
     monkeypatch.setattr(archives, "pack", _full)
     JobSupervisor(job)._finish()
     state = job.read_state()
@@ -192,6 +192,68 @@ def test_a_job_that_the_launching_process_gave_up(job: JobFolder) -> None:
     job.write_state(dataclasses.replace(state, status=record.FAILED))
     with pytest.raises(JobError, match="a job that has not ended"):
         JobSupervisor(job).take_over()
+
+
+def test_a_job_that_the_launching_process_gives_up_while_the_disk_is_full(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, write, given_up = JobSupervisor(job), JobFolder.write_state, []
+
+    def full_at_first(self: JobFolder, state: JobState) -> None:
+        if not given_up:
+            given_up.append(dataclasses.replace(state, status=record.FAILED))
+            write(self, given_up[0])
+            _full()
+        write(self, state)
+
+    monkeypatch.setattr(detached_supervisor, "_PAUSE", 0.0)
+    monkeypatch.setattr(JobFolder, "write_state", full_at_first)
+    with pytest.raises(JobError, match="a job that has not ended"):
+        owner.take_over()
+    assert job.read_state() == given_up[0]
+
+
+@pytest.mark.parametrize("part", ["state", "log"])
+def test_who_follows_a_job_waits_for_a_disk_that_does_not_answer(
+    part: str, job: JobFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, looks = files.read_json, []
+
+    def look(path: pathlib.Path) -> Any:
+        looks.append(path)
+        if part == "state" and len(looks) in (2, 3):
+            _broken()
+        if len(looks) == 5:
+            job.write_state(dataclasses.replace(job.read_state(), status=record.FAILED))
+        return read(path)
+
+    def rest() -> str:
+        return _broken() if part == "log" and len(looks) == 2 else "said\n"
+
+    printed: list[str] = []
+    monkeypatch.setattr(files, "read_json", look)
+    state = following.wait(job, printed.append, rest, pause=0.0)
+    assert state.status == record.FAILED and printed
+    assert caplog.text.count("This process waits for that.") == 1
+
+
+def test_a_disk_that_does_not_answer_at_first_is_told(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "read_json", _broken)
+    with pytest.raises(JobError, match=r"must be readable. Received: .*Input/output error"):
+        following.wait(job, None, str)
+
+
+def test_who_follows_a_job_that_is_deleted_ends(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete(_: float) -> None:
+        shutil.rmtree(job.path)
+
+    monkeypatch.setattr(following.time, "sleep", delete)
+    with pytest.raises(JobError, match=r"Received: .*No such file"):
+        following.wait(job, None, str)
 
 
 def test_a_job_that_is_stopped_before_its_script_begins(job: JobFolder) -> None:
