@@ -24,6 +24,7 @@ class WantedModels:
 
     Attributes:
         names: the models, with or without a version.
+        lasting: those of them that no client has added.
         default_model: str or None, for requests that name none.
         labels: dict of a model and a label to the number of a version.
     """
@@ -37,13 +38,13 @@ class WantedModels:
         self._repository, self._added, self._want = repository, added, want
         self._looking = asyncio.Lock()
         self.labels: Mapping[tuple[str, str], int] = {}
-        self.names, self.default_model = repository.models, repository.default_model
+        self._note_names()
 
-    @property
-    def lasting(self) -> list[str]:
-        """The models but for those that clients have added."""
-        added = {source.model for source in self._added.sources()}
-        return [model for model in self.names if model not in added]
+    def _note_names(self) -> None:
+        self.names = self._repository.models
+        self.default_model = self._repository.default_model
+        added = self._repository.listed_by(self._added)
+        self.lasting = [model for model in self.names if model not in added]
 
     async def look(self) -> Wanted:
         """Looks at the disk. One look wants no version that was not there at the look before."""
@@ -51,8 +52,7 @@ class WantedModels:
         async with self._looking:  # a repository is for one thread at a time
             wanted = await loop.run_in_executor(None, self._repository.look)
             self.labels = wanted.labels
-            self.names = self._repository.models
-            self.default_model = self._repository.default_model
+            self._note_names()
         self._want(wanted.versions)
         return wanted
 

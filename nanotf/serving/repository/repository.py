@@ -90,6 +90,10 @@ class Repository:
         """The names of the models, with or without a version."""
         return [source.model for source in self._all()]
 
+    def listed_by(self, catalog: Catalog) -> list[str]:
+        """Returns the names of those models that a catalog has listed."""
+        return [source.model for source in self._listed[catalog]]
+
     def look(self) -> Wanted:
         """Looks at the disk. To be called each second, by one thread at a time."""
         for catalog in self._catalogs:

@@ -33,8 +33,8 @@ class Disk:
         problems = {v.model: f"{v.path}: It lacks a part." for v in found - wanted}
         return Wanted(frozenset(wanted), {(v.model, "stable"): 1 for v in wanted}, problems)
 
-    def sources(self):
-        return [types.SimpleNamespace(model=model) for model in self.added]
+    def listed_by(self, catalog):
+        return self.models
 
     def add(self, model, folder):
         self.added[model] = folder
@@ -72,7 +72,9 @@ def test_a_model_that_is_not_whole_is_refused_at_once(monkeypatch):
         return look()
 
     async def script():
-        repository = types.SimpleNamespace(models=[], default_model=None, look=look_at_a_copy)
+        repository = types.SimpleNamespace(
+            models=[], default_model=None, look=look_at_a_copy, listed_by=disk.listed_by
+        )
         wanted = WantedModels(repository, disk, lambda versions: None)
         with pytest.raises(InvalidArgumentError, match="/m: It lacks a part"):
             await wanted.add("m", pathlib.Path("/m"))
@@ -92,7 +94,9 @@ def test_looks_come_one_after_another():
         return found
 
     async def script():
-        repository = types.SimpleNamespace(models=[], default_model=None, look=look)
+        repository = types.SimpleNamespace(
+            models=[], default_model=None, look=look, listed_by=disk.listed_by
+        )
         wanted = WantedModels(repository, disk, lambda versions: None)
         await asyncio.gather(*(wanted.look() for _ in range(20)))
 
