@@ -297,7 +297,9 @@ def test_a_file_system_that_does_not_answer(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "nanotf"):
         patch.setattr(pathlib.Path if name == "stat" else os, name, fail)
         for _ in range(4):
-            assert repository.look() == wanted
+            found = repository.look()
+            assert (found.versions, found.labels) == (wanted.versions, wanted.labels)
+            assert "Input/output error" in found.problems["m"]
     lines = [record.getMessage() for record in caplog.records]
     assert lines and len(lines) == len(set(lines))
     assert all("Input/output error" in line for line in lines)
