@@ -206,6 +206,50 @@ def test_an_optimizer_that_compile_gets_again_keeps_its_slots() -> None:
     )
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("is_new", [False, True])
+def test_variables_that_are_frozen_between_two_fits(is_new: bool) -> None:
+    """Plain Keras ignores the change until compile is called; an old optimizer has other slots."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2), lambda m: m):
+        model = change(_classifier())
+        model.compile(tf.keras.optimizers.Adam(0.01), loss)
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        model.layers[1].trainable = False
+        if is_new:
+            model.compile(tf.keras.optimizers.Adam(0.01), loss)
+        elif not found:
+            with pytest.raises(UnavailableError, match=r"Call compile\(\) with a new optimizer"):
+                model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+            return
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_variables_that_are_excluded_from_weight_decay() -> None:
+    """The optimizer knows them by keys, which must name the same variables in the ranks."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2), lambda m: m):
+        model = _classifier()
+        optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay([model.layers[1].kernel, model.layers[-1].kernel])
+        model = change(model)
+        model.compile(optimizer, loss)
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
 def test_a_loss_that_the_optimizer_scales() -> None:
     found = []
     for change in (lambda m: smp.DistributedModel.from_keras(m, 1, microbatches=2), lambda m: m):

@@ -59,6 +59,8 @@ class OptimizerState:
     early: list[Array] = dataclasses.field(default_factory=list)
     # Of others that are no slots; None if they differ between partitions.
     late: list[Array] | None = dataclasses.field(default_factory=list)
+    # The trainable variables, by their numbers among all; None before the first `fit`.
+    trained: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +172,8 @@ class WorkersModel:
                 "not compiled. Call compile() of the model that from_keras has returned."
             )
         _check_data(given)
-        if method == "fit" and self._state.late is None:
-            raise UnavailableError(
-                "A further fit() continues with the optimizer's state, which is one slot per "
-                "variable, or the same in all partitions. Received: "
-                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
-                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
-                "own."
-            )
+        if method == "fit":
+            self._check_state()
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -208,6 +204,23 @@ class WorkersModel:
         finally:
             owner.close()
         return self._take(method, ended, _callbacks(given))
+
+    def _check_state(self) -> None:
+        """Raises `UnavailableError` if a `fit` cannot continue with the optimizer's state."""
+        if self._state.late is None:
+            raise UnavailableError(
+                "A further fit() continues with the optimizer's state, which is one slot per "
+                "variable, or the same in all partitions. Received: "
+                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
+                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
+                "own."
+            )
+        if self._state.trained not in (None, _trainable(self.original)):
+            raise UnavailableError(
+                "A further fit() trains the variables for which the optimizer has slots. Received: "
+                f"{self.original.name!r}, of which other variables are trainable than in the last "
+                "fit(). Call compile() with a new optimizer after a change of `trainable`."
+            )
 
     def _move(self, moved: Callable[[Array], Array]) -> None:
         """Lets this process's weights and slots be those in shared memory, which the ranks read.
@@ -242,6 +255,7 @@ class WorkersModel:
                 values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
             self._state = _joined([each.state for each in ended if each.state is not None])
+            self._state.trained = _trainable(self.original)
             early = keras_optimizers.optimizer_variables(self.optimizer)
             for variable, value in zip(early, self._state.early, strict=True):
                 variable.assign(value)
@@ -259,6 +273,12 @@ class WorkersModel:
         made.set_model(self.original)
         vars(made).update(first.result, nanotf=first.report)
         return made
+
+
+def _trainable(model: Any) -> tuple[int, ...]:
+    """Returns the numbers of a model's trainable variables, among all."""
+    numbers = {id(tf_variable(v)): n for n, v in enumerate(model.variables)}
+    return tuple(numbers[id(tf_variable(v))] for v in model.trainable_variables)
 
 
 def _check_data(given: Mapping[str, Any]) -> None:
