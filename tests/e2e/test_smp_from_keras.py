@@ -250,6 +250,34 @@ def test_variables_that_are_excluded_from_weight_decay() -> None:
     )
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize(("used", "stops"), [(0, False), (1, True)])
+def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
+    """With gradients of zeros, they would decay. Once, partition 1 has no gradients at all."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    layers = tf.keras.layers
+    for partitions in (2, None):
+        tf.keras.utils.set_random_seed(1)
+        inputs = tf.keras.Input((64,), dtype="float64")
+        early = layers.Dense(10, dtype="float64", name="early")(inputs)
+        hidden = layers.Dense(40, dtype="float64")(inputs)
+        if stops:
+            hidden = layers.Lambda(tf.stop_gradient, dtype="float64")(hidden)
+        late = layers.Dense(10, dtype="float64", name="late")(hidden)
+        model = tf.keras.Model(inputs, [early, late])
+        if partitions:
+            model = smp.DistributedModel.from_keras(model, partitions, microbatches=2)
+        optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        model.compile(optimizer, [loss if used == n else None for n in (0, 1)])
+        model.fit(x, [y, y], batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
 def test_a_loss_that_the_optimizer_scales() -> None:
     found = []
     for change in (lambda m: smp.DistributedModel.from_keras(m, 1, microbatches=2), lambda m: m):
