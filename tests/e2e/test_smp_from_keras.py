@@ -432,8 +432,28 @@ def test_what_from_keras_refuses() -> None:
         model(tf.ones((4, 3)))
 
 
-def test_a_loss_that_is_no_mean_is_refused() -> None:
+def _divides_by_targets(y: Any, y_pred: Any) -> Any:
+    return tf.reduce_sum((y - y_pred) ** 2) / tf.reduce_sum(y)
+
+
+@pytest.mark.parametrize("case", ["sum", "small sum", "later batch"])
+def test_a_loss_that_is_no_mean_is_refused(case: str) -> None:
     model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=2)
-    model.compile("sgd", tf.keras.losses.MeanSquaredError(reduction="sum"))
+    scale = 1e-4 if case == "small sum" else 1.0
+    x, y = np.full((40, 3), scale, "float32"), np.full((40, 1), scale, "float32")
+    y[-2:] *= 2
+    is_sum = case != "later batch"
+    loss = tf.keras.losses.MeanSquaredError(reduction="sum") if is_sum else _divides_by_targets
+    model.compile("sgd", loss)
     with pytest.raises(ModelError, match="must be a mean over rows"):
-        model.fit(tf.ones((4, 3)), tf.ones((4, 1)), verbose=0)
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_mean_that_rounds_is_taken(scale: float) -> None:
+    """Signs differ from row to row, so that the loss is a millionth of its terms."""
+    model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=4)
+    model.compile(tf.keras.optimizers.SGD(0.0), lambda y, y_pred: scale * (y + 1e-6 * y_pred))
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(4096, 3)), np.resize([1.0, -1.0], (4096, 1))
+    model.fit(x, y, batch_size=512, verbose=0)
