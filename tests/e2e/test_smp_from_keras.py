@@ -15,7 +15,7 @@ from processes import run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
-from nanotf.compat import keras_optimizers
+from nanotf.compat import eager_context, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import (
     InvalidArgumentError,
@@ -276,6 +276,63 @@ def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
     tf.nest.map_structure(
         lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
     )
+
+
+class CountsCalls(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Counts its calls, and adds noise that differs from call to call."""
+
+    def build(self, _: Any) -> None:
+        self.calls = self.add_weight(shape=(), name="calls", initializer="zeros", trainable=False)
+        if is_keras_3():
+            self.seeds = tf.keras.random.SeedGenerator(3)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1.0)
+        if is_keras_3():
+            return x + tf.keras.random.normal(tf.shape(x), seed=self.seeds)
+        return x + tf.random.normal(tf.shape(x))
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_states_that_a_call_writes_come_back() -> None:
+    """Of `predict` and `evaluate`, too; Keras 2's noise has its state in kernels, which cannot."""
+    layers, found, data = tf.keras.layers, [], np.ones((8, 8), "float32")
+    for partitions in (2, None):
+        tf.keras.utils.set_random_seed(1)
+        counts, inputs = CountsCalls(), tf.keras.Input((8,))
+        outputs = layers.Dense(8)(counts(layers.Dense(8)(inputs)))
+        model = tf.keras.Model(inputs, outputs)
+        if partitions:
+            model = smp.DistributedModel.from_keras(model, partitions)
+        model.compile("sgd", "mse")
+        drawn = [model.predict(data, verbose=0) for _ in range(2)]
+        assert abs(drawn[0] - drawn[1]).min() > 0
+        drawn += [np.array(model.evaluate(data, data, verbose=0)), np.array(counts.calls)]
+        found.append(drawn if is_keras_3() else [drawn[0], drawn[-1]])
+    tf.nest.map_structure(lambda mine, plain: np.testing.assert_allclose(mine, plain, 1e-5), *found)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_a_further_fit_draws_other_numbers(is_seeded: bool) -> None:
+    """Of operations with states in kernels, such as Keras 2's dropout; no seed stays set."""
+    tf.keras.utils.set_random_seed(1)
+    noise = tf.keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
+    layers = [tf.keras.Input((8,)), tf.keras.layers.Dense(8), noise, tf.keras.layers.Dense(8)]
+    model = smp.DistributedModel.from_keras(tf.keras.Sequential(layers), 2)
+    model.compile(tf.keras.optimizers.SGD(0.0), "mse")
+    data = np.ones((8, 8), "float32")
+    eager_context.restore_seeds(None)
+    if is_seeded:
+        tf.random.set_seed(5)
+    losses = [model.fit(data, data, verbose=0).history["loss"][0] for _ in range(2)]
+    assert losses[0] != losses[1]
+    assert (eager_context.seeds() is None) is not is_seeded
+    if is_seeded:
+        tf.random.set_seed(5)  # in Keras, too, the numbers begin anew
+        assert model.fit(data, data, verbose=0).history["loss"][0] == losses[0]
 
 
 def test_a_loss_that_the_optimizer_scales() -> None:

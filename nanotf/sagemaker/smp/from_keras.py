@@ -207,8 +207,8 @@ class KerasModel(StepModel):
                 f"Received: num_processes={num_processes!r} with {runtime.size()} running. Start "
                 f"the script with\n    {runtime.command(num_processes)}"
             )
-        self._same_seed()
-        return self._loop("fit", args, kwargs)
+        with self._same_seed():
+            return self._loop("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `tf.keras.Model.evaluate`. All ranks call it with the same data."""
@@ -225,14 +225,17 @@ class KerasModel(StepModel):
         with runtime.setting(_in_loop, True):
             return getattr(super(), method)(**given)
 
-    def _same_seed(self) -> None:
-        """Makes all ranks shuffle alike. A seed that the script has set stays."""
-        if runtime.size() > 1:
-            unset = eager_context.seeds() is None
-            drawn = int.from_bytes(os.urandom(4), "little")
-            seeds = communication.allgather((unset, drawn))
-            if all(each for each, _ in seeds):
-                tf.random.set_seed(seeds[0][1])
+    @contextlib.contextmanager
+    def _same_seed(self) -> Iterator[None]:
+        """Makes all ranks shuffle alike, in this context. A seed that the script has set stays."""
+        with contextlib.ExitStack() as stack:
+            if runtime.size() > 1:
+                unset = eager_context.seeds() is None
+                drawn = int.from_bytes(os.urandom(4), "little")
+                seeds = communication.allgather((unset, drawn))
+                if all(each for each, _ in seeds):
+                    stack.enter_context(eager_context.seeded_for_now(seeds[0][1]))
+            yield
 
     # ------------------------------------------------------------------------------- files
     def load_weights(self, *args: Any, **kwargs: Any) -> None:

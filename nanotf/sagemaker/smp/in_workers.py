@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf import console
-from nanotf.compat import keras_optimizers, values
+from nanotf.compat import eager_context, keras_optimizers, values
 from nanotf.compat.chance import Chance
 from nanotf.compat.keras_common import holds_numbers, tf_variable
 from nanotf.console import logger
@@ -38,7 +38,15 @@ from nanotf.parent.map import joint_items
 from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
-from nanotf.sagemaker.smp import keras_checks, memory, rank_groups, runtime, step_report
+from nanotf.sagemaker.smp import (
+    keras_checks,
+    memory,
+    partitioned,
+    rank_groups,
+    runtime,
+    step_report,
+    step_seeds,
+)
 from nanotf.sagemaker.smp.from_keras import KerasModel
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
@@ -68,10 +76,10 @@ class RankResult:
     """The end of a rank's call."""
 
     result: Any  # of rank 0, what Keras's method returned; of `fit` the attributes of the `History`
-    # By a variable's number, of those that this rank holds. Only after `fit`, and only of the first
-    # copy of the model.
+    # By a variable's number, of those that this rank holds; after other methods than `fit`, only
+    # those that the model's call writes. Only of the first copy of the model.
     values: dict[int, Array]
-    state: OptimizerState | None  # of the same variables; None where `values` has none
+    state: OptimizerState | None  # of the same variables; only after `fit`
     # Of rank 0, for each callback its pickled attributes; None if they cannot travel.
     callbacks: list[bytes | None]
     chance: Chance | None  # of rank 0, after the call
@@ -100,6 +108,10 @@ class WorkersModel:
         self._config = configs.check(config)
         self._compiled: dict[str, Any] | None = None  # without the optimizer; None until `compile`
         self._state = OptimizerState()  # of the last `fit`: the optimizer here is never built
+        self._earlier = dict[
+            str, int
+        ]()  # calls since `compile` and `tf.random.set_seed`, by method
+        self._seeding = eager_context.seeding()
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not yet set, as in a copy
@@ -125,6 +137,7 @@ class WorkersModel:
         if optimizer is not self.optimizer:  # else it has its slots, as Keras's own would
             self._state = OptimizerState()
         self.optimizer, self._compiled = optimizer, given
+        self._earlier.clear()  # as in Keras, steps are traced anew and draw from the beginning
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
         """Trains as `tf.keras.Model.fit`, in partitions.
@@ -174,6 +187,9 @@ class WorkersModel:
         _check_data(given)
         if method == "fit":
             self._check_state()
+        if self._seeding != eager_context.seeding():
+            self._seeding = eager_context.seeding()
+            self._earlier.clear()
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -188,6 +204,7 @@ class WorkersModel:
             "method": method,
             "given": given,
             "chance": Chance.capture(),
+            "earlier": self._earlier.get(method, 0),
         }
         call = f"{method}(num_processes={size})"
         owner = MailboxOwner(size, stall_seconds())
@@ -262,6 +279,7 @@ class WorkersModel:
         for callback, attributes in zip(callbacks, first.callbacks, strict=True):
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
+        self._earlier[method] = self._earlier.get(method, 0) + 1
         first.chance.restore()  # the script draws on where plain Keras would leave it
         if method != "fit":
             return tf.nest.map_structure(_own, first.result)
@@ -346,6 +364,7 @@ def run_rank(
     method: str,
     given: Mapping[str, Any],
     chance: Chance,
+    earlier: int,
 ) -> RankResult:
     """Runs one of Keras's methods in this process, as a rank.
 
@@ -355,6 +374,7 @@ def run_rank(
         model: the whole model, with the weights of the parent's.
         compiled: arguments of `compile` without the optimizer.
         optimizer: not built.
+        earlier: for `step_seeds.earlier_calls`.
         state: of the whole model; before the first `fit`, `early` alone.
     """
     inbox, *outboxes = descriptors
@@ -369,7 +389,8 @@ def run_rank(
         if method == "fit":  # others have no use for slots
             _fill(part, state, early)
         chance.restore()  # last, so that no preparation draws from the script's state
-        result = getattr(part, method)(**given)
+        with runtime.setting(step_seeds.earlier_calls, earlier):
+            result = getattr(part, method)(**given)
         return _ended(part, result, early, _callbacks(given))
     finally:
         runtime.enter(None)  # the pool may give this worker to another call
@@ -417,11 +438,15 @@ def _ended(
     held_values: dict[int, Array] = {}
     state = None
     trained = isinstance(result, tf.keras.callbacks.History)
-    if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
-        variables = part.original.variables
-        held = _numbers(part, "variables")
-        held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
-        state = _state(part, early)
+    if runtime.dp_rank() == 0:  # the others have copies of the same model
+        variables = [tf_variable(v) for v in part.original.variables]
+        written = partitioned.begun(part).written
+        held_values = {
+            number: values.array_of(variables[number])
+            for number in _numbers(part, "variables")
+            if trained or id(variables[number].handle) in written
+        }
+        state = _state(part, early) if trained else None
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:  # the rest is equal on all ranks, or rank 0's alone
         return RankResult(None, held_values, state, [], None, None)
