@@ -452,6 +452,32 @@ def test_what_a_plain_script_cannot_do() -> None:
         model.compile(built, "mse")
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_a_model_that_is_compiled_before(suffix: str, tmp_path: pathlib.Path) -> None:
+    """Its own compile arguments are not those of the model in partitions."""
+    x, y = _digits()
+    whole = _classifier()
+    whole.compile(tf.keras.optimizers.SGD(0.5), "mae")
+    for partitions in (1, 2):
+        model = smp.DistributedModel.from_keras(whole, partitions)
+        _compile(model)
+        model.save(tmp_path / f"model.{suffix}")
+        loaded = tf.keras.models.load_model(tmp_path / f"model.{suffix}")
+        assert getattr(loaded, "optimizer", None) is None
+        np.testing.assert_allclose(
+            loaded.predict(x, verbose=0), model.predict_on_batch(x), 1e-5, 1e-6
+        )
+    for method, remedy in (("train_on_batch", "fit"), ("test_on_batch", "evaluate")):
+        with pytest.raises(UnavailableError, match=f"Received: {method}.*Use {remedy}"):
+            getattr(model, method)(x, y)
+    model.trainable = False
+    assert not model.trainable_variables
+    assert not any(layer.trainable for layer in whole.layers)
+    assert whole.optimizer.learning_rate == 0.5
+
+
 def test_compile_makes_another_step() -> None:
     """`fit` after a second `compile` trains with its loss, optimizer and metrics."""
     x, y = _digits()

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import eager_context, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.step_errors import python_operation
 from nanotf.errors import JobError, ModelError, UnavailableError
@@ -248,10 +249,14 @@ class KerasModel(StepModel):
         self._write(*file_call(save_path))
 
     def _write(self, method: str, args: Any, kwargs: Any) -> None:
-        """Writes the original, whole; with one partition, too, rank 0 alone."""
+        """Writes the original, whole; with one partition, too, rank 0 alone.
+
+        No rank has the whole optimizer, and an earlier `compile` of the original's is not this one.
+        """
         with self._saving() as writes:
             if writes:
-                getattr(self.original, method)(*args, **kwargs)
+                with generation().uncompiled(self.original):
+                    getattr(self.original, method)(*args, **kwargs)
 
 
 def _specs(model: Any, end: str) -> Any:

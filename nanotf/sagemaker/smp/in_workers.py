@@ -25,6 +25,7 @@ import tensorflow as tf
 from nanotf import console
 from nanotf.compat import eager_context, keras_optimizers, values
 from nanotf.compat.chance import Chance
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import holds_numbers, tf_variable
 from nanotf.console import logger
 from nanotf.errors import (
@@ -90,7 +91,8 @@ class WorkersModel:
     """A Keras model that is trained in partitions, in worker processes of this one.
 
     `smp.DistributedModel.from_keras` makes it in a script that runs as one process. Whatever it
-    does not define itself is the model's: `summary`, `layers`, `save` ...
+    does not define itself is the model's: `summary`, `layers`, `trainable` ... Files have the
+    weights, and not what `compile` got.
 
     Args:
         model: a functional or Sequential model that passes `keras_checks.check`.
@@ -101,22 +103,31 @@ class WorkersModel:
         optimizer: the optimizer that `compile` got. Set its `learning_rate` between calls.
     """
 
+    original: Any
+    optimizer: Any
+    _given: dict[str, Any]  # each rank passes it to `smp.init`
+    _config: configs.Config
+    _compiled: dict[str, Any] | None  # without the optimizer; None until `compile`
+    _state: OptimizerState  # of the last `fit`: the optimizer here is never built
+    _earlier: dict[str, int]  # by method, the calls since `compile` and `tf.random.set_seed`
+    _seeding: int  # tells calls of `tf.random.set_seed`
+
     def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
-        self.original = model
-        self.optimizer: Any = None
-        self._given = dict(config)  # each rank passes it to `smp.init`
-        self._config = configs.check(config)
-        self._compiled: dict[str, Any] | None = None  # without the optimizer; None until `compile`
-        self._state = OptimizerState()  # of the last `fit`: the optimizer here is never built
-        self._earlier = dict[
-            str, int
-        ]()  # calls since `compile` and `tf.random.set_seed`, by method
+        self.original, self.optimizer, self._compiled = model, None, None
+        self._given, self._config = dict(config), configs.check(config)
+        self._state, self._earlier = OptimizerState(), {}
         self._seeding = eager_context.seeding()
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not yet set, as in a copy
             raise AttributeError(name)
         return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in WorkersModel.__annotations__:
+            object.__setattr__(self, name, value)
+        else:  # such as `trainable`
+            setattr(self.original, name, value)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`.
@@ -170,10 +181,36 @@ class WorkersModel:
         """Predicts as `tf.keras.Model.predict`, in partitions. Arguments as of `fit`."""
         return self._call("predict", args, kwargs, num_processes)
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises `UnavailableError`: workers would begin anew for each batch."""
+        raise self._no_batch("train_on_batch", "fit(x, y, batch_size=len(x))")
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises `UnavailableError`: workers would begin anew for each batch."""
+        raise self._no_batch("test_on_batch", "evaluate(x, y, batch_size=len(x))")
+
+    def _no_batch(self, method: str, remedy: str) -> UnavailableError:
+        return UnavailableError(
+            f"A model in partitions trains in worker processes, by fit(). Received: {method}() of "
+            f"{self.original.name!r}. Use {remedy}, or start the script with `nanotf run --smp`."
+        )
+
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
         method, args, options = file_call(save_path)
-        getattr(self.original, method)(*args, **options)
+        self._write(method, args, options)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save`, not compiled."""
+        self._write("save", args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save_weights`, without the optimizer's state."""
+        self._write("save_weights", args, kwargs)
+
+    def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with generation().uncompiled(self.original):
+            getattr(self.original, method)(*args, **kwargs)
 
     def _call(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
