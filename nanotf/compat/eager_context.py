@@ -144,6 +144,23 @@ def seeded(number: int | None) -> Iterator[None]:
         here._seed = before
 
 
+@contextlib.contextmanager
+def seeded_for_now(number: int) -> Iterator[None]:
+    """Does what `tf.random.set_seed` does, in this context, and takes it back at its end.
+
+    Kernels stay, so that functions traced in an earlier such context continue their sequences. A
+    seed that code in this context sets stays, too.
+    """
+    here, made = context.context(), random.Random(number)
+    before = here._seed, getattr(here, "_rng", None)
+    here._seed, here._rng = number, made
+    try:
+        yield
+    finally:
+        if here._rng is made:
+            here._seed, here._rng = before
+
+
 def restore_seeds(taken: tuple[int, Any] | None) -> None:
     """Restores what `seeds` returned.
 

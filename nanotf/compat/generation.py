@@ -111,6 +111,9 @@ class Generation(Protocol):
     def is_compiled(self, model: Any) -> bool:
         """Returns True if `model.compile` was called."""
 
+    def uncompiled(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Makes a model look as before `compile`, in this context."""
+
     def builds_optimizer_first(self, model: Any) -> bool:
         """Returns True if `fit` builds the optimizer before the user's own step can."""
 

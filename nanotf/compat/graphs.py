@@ -12,6 +12,7 @@
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in; the order of an optimizer's updates |
 | `Operation._gradient_function` | the gradient of a call of a `tf.function`; `prune` of `tf.compat.v1.wrap_function` copies operations without it |
+| `ops.get_gradient_function` | operations without gradients, such as `stop_gradient` |
 | `BaseResourceVariable._read_variable_op` | all that reads a variable calls it |
 | `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
 | `autograph.impl.api.convert`, `core.ag_ctx.ControlStatusCtx` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
@@ -353,6 +354,16 @@ def written_resources(graph: Any) -> set[int]:
         written = [outside.get(id(tensor), tensor) for tensor in written]
         graph = getattr(graph, "outer_graph", None)
     return {id(tensor) for tensor in written}
+
+
+def has_gradient(operation: Any) -> bool:
+    """Returns False for an operation, such as `tf.stop_gradient`, whose inputs get no gradients."""
+    from tensorflow.python.framework import ops
+
+    try:
+        return ops.get_gradient_function(operation) is not None
+    except LookupError:  # TensorFlow raises it, too, if it comes there
+        return True
 
 
 def has_own_gradient(operation: Any) -> bool:

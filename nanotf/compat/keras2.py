@@ -4,7 +4,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 
 | name | why |
 | --- | --- |
-| `Model._is_compiled` | tells if `compile` was called |
+| `Model._is_compiled` | tells if `compile` was called; see `uncompiled` |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | step counters, which the progress bar reads |
 | `Model.train_tf_function`, its `_concrete_variable_creation_fn` | see `untraced_hidden` |
 | `Model._steps_per_execution` | steps of one execution |
@@ -45,6 +45,7 @@ import numpy as np
 
 from nanotf.compat import autograph, random_states
 from nanotf.compat.keras_common import (
+    attributes_set,
     flat_layers,
     has_own_step,
     holds_numbers,
@@ -215,6 +216,10 @@ def global_policy() -> Any:
 
 def is_compiled(model: Any) -> bool:
     return bool(model._is_compiled)
+
+
+def uncompiled(model: Any) -> contextlib.AbstractContextManager[None]:
+    return attributes_set(model, _is_compiled=False, optimizer=None)
 
 
 def builds_optimizer_first(model: Any) -> bool:

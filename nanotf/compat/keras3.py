@@ -43,6 +43,7 @@ import numpy as np
 from nanotf.compat import eager_context
 from nanotf.compat.keras_common import (
     OF_LOOPS,
+    attributes_set,
     holds_numbers,
     leaving_behind,
     source_module,
@@ -189,6 +190,10 @@ def global_policy() -> Any:
 
 def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
+
+
+def uncompiled(model: Any) -> contextlib.AbstractContextManager[None]:
+    return attributes_set(model, ["optimizer"], compiled=False)
 
 
 def builds_optimizer_first(model: Any) -> bool:

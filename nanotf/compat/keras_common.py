@@ -85,6 +85,26 @@ def leaving_behind(attributes: dict[str, Any], names: Sequence[str]) -> dict[str
     return found
 
 
+@contextlib.contextmanager
+def attributes_set(obj: Any, gone: Sequence[str] = (), **new: Any) -> Iterator[None]:
+    """Gives an object other attributes, in this context, past its `__setattr__`.
+
+    Args:
+        gone: names of those that it does not have there.
+    """
+    found = vars(obj)
+    before = {name: found[name] for name in (*gone, *new) if name in found}
+    for name in gone:
+        found.pop(name, None)
+    found.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del found[name]
+        found.update(before)
+
+
 def has_own_step(model: Any, name: str = "train_step") -> bool:
     """Returns True if the user wrote the model's `train_step`, or another step.
 

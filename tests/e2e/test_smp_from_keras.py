@@ -15,7 +15,7 @@ from processes import run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
-from nanotf.compat import keras_optimizers
+from nanotf.compat import eager_context, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import (
     InvalidArgumentError,
@@ -206,6 +206,135 @@ def test_an_optimizer_that_compile_gets_again_keeps_its_slots() -> None:
     )
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("is_new", [False, True])
+def test_variables_that_are_frozen_between_two_fits(is_new: bool) -> None:
+    """Plain Keras ignores the change until compile is called; an old optimizer has other slots."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2), lambda m: m):
+        model = change(_classifier())
+        model.compile(tf.keras.optimizers.Adam(0.01), loss)
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        model.layers[1].trainable = False
+        if is_new:
+            model.compile(tf.keras.optimizers.Adam(0.01), loss)
+        elif not found:
+            with pytest.raises(UnavailableError, match=r"Call compile\(\) with a new optimizer"):
+                model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+            return
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_variables_that_are_excluded_from_weight_decay() -> None:
+    """The optimizer knows them by keys, which must name the same variables in the ranks."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    for change in (lambda m: smp.DistributedModel.from_keras(m, 2), lambda m: m):
+        model = _classifier()
+        optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay([model.layers[1].kernel, model.layers[-1].kernel])
+        model = change(model)
+        model.compile(optimizer, loss)
+        model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize(("used", "stops"), [(0, False), (1, True)])
+def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
+    """With gradients of zeros, they would decay. Once, partition 1 has no gradients at all."""
+    x, y = _digits()
+    loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+    layers = tf.keras.layers
+    for partitions in (2, None):
+        tf.keras.utils.set_random_seed(1)
+        inputs = tf.keras.Input((64,), dtype="float64")
+        early = layers.Dense(10, dtype="float64", name="early")(inputs)
+        hidden = layers.Dense(40, dtype="float64")(inputs)
+        if stops:
+            hidden = layers.Lambda(tf.stop_gradient, dtype="float64")(hidden)
+        late = layers.Dense(10, dtype="float64", name="late")(hidden)
+        model = tf.keras.Model(inputs, [early, late])
+        if partitions:
+            model = smp.DistributedModel.from_keras(model, partitions, microbatches=2)
+        optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        model.compile(optimizer, [loss if used == n else None for n in (0, 1)])
+        model.fit(x, [y, y], batch_size=50, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    tf.nest.map_structure(
+        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
+    )
+
+
+class CountsCalls(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Counts its calls, and adds noise that differs from call to call."""
+
+    def build(self, _: Any) -> None:
+        self.calls = self.add_weight(shape=(), name="calls", initializer="zeros", trainable=False)
+        if is_keras_3():
+            self.seeds = tf.keras.random.SeedGenerator(3)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1.0)
+        if is_keras_3():
+            return x + tf.keras.random.normal(tf.shape(x), seed=self.seeds)
+        return x + tf.random.normal(tf.shape(x))
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_states_that_a_call_writes_come_back() -> None:
+    """Of `predict` and `evaluate`, too; Keras 2's noise has its state in kernels, which cannot."""
+    layers, found, data = tf.keras.layers, [], np.ones((8, 8), "float32")
+    for partitions in (2, None):
+        tf.keras.utils.set_random_seed(1)
+        counts, inputs = CountsCalls(), tf.keras.Input((8,))
+        outputs = layers.Dense(8)(counts(layers.Dense(8)(inputs)))
+        model = tf.keras.Model(inputs, outputs)
+        if partitions:
+            model = smp.DistributedModel.from_keras(model, partitions)
+        model.compile("sgd", "mse")
+        drawn = [model.predict(data, verbose=0) for _ in range(2)]
+        assert abs(drawn[0] - drawn[1]).min() > 0
+        drawn += [np.array(model.evaluate(data, data, verbose=0)), np.array(counts.calls)]
+        found.append(drawn if is_keras_3() else [drawn[0], drawn[-1]])
+    tf.nest.map_structure(lambda mine, plain: np.testing.assert_allclose(mine, plain, 1e-5), *found)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_a_further_fit_draws_other_numbers(is_seeded: bool) -> None:
+    """Of operations with states in kernels, such as Keras 2's dropout; no seed stays set."""
+    tf.keras.utils.set_random_seed(1)
+    noise = tf.keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
+    layers = [tf.keras.Input((8,)), tf.keras.layers.Dense(8), noise, tf.keras.layers.Dense(8)]
+    model = smp.DistributedModel.from_keras(tf.keras.Sequential(layers), 2)
+    model.compile(tf.keras.optimizers.SGD(0.0), "mse")
+    data = np.ones((8, 8), "float32")
+    eager_context.restore_seeds(None)
+    if is_seeded:
+        tf.random.set_seed(5)
+    losses = [model.fit(data, data, verbose=0).history["loss"][0] for _ in range(2)]
+    assert losses[0] != losses[1]
+    assert (eager_context.seeds() is None) is not is_seeded
+    if is_seeded:
+        tf.random.set_seed(5)  # in Keras, too, the numbers begin anew
+        assert model.fit(data, data, verbose=0).history["loss"][0] == losses[0]
+
+
 def test_a_loss_that_the_optimizer_scales() -> None:
     found = []
     for change in (lambda m: smp.DistributedModel.from_keras(m, 1, microbatches=2), lambda m: m):
@@ -323,6 +452,32 @@ def test_what_a_plain_script_cannot_do() -> None:
         model.compile(built, "mse")
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_a_model_that_is_compiled_before(suffix: str, tmp_path: pathlib.Path) -> None:
+    """Its own compile arguments are not those of the model in partitions."""
+    x, y = _digits()
+    whole = _classifier()
+    whole.compile(tf.keras.optimizers.SGD(0.5), "mae")
+    for partitions in (1, 2):
+        model = smp.DistributedModel.from_keras(whole, partitions)
+        _compile(model)
+        model.save(tmp_path / f"model.{suffix}")
+        loaded = tf.keras.models.load_model(tmp_path / f"model.{suffix}")
+        assert getattr(loaded, "optimizer", None) is None
+        np.testing.assert_allclose(
+            loaded.predict(x, verbose=0), model.predict_on_batch(x), 1e-5, 1e-6
+        )
+    for method, remedy in (("train_on_batch", "fit"), ("test_on_batch", "evaluate")):
+        with pytest.raises(UnavailableError, match=f"Received: {method}.*Use {remedy}"):
+            getattr(model, method)(x, y)
+    model.trainable = False
+    assert not model.trainable_variables
+    assert not any(layer.trainable for layer in whole.layers)
+    assert whole.optimizer.learning_rate == 0.5
+
+
 def test_compile_makes_another_step() -> None:
     """`fit` after a second `compile` trains with its loss, optimizer and metrics."""
     x, y = _digits()
@@ -360,8 +515,28 @@ def test_what_from_keras_refuses() -> None:
         model(tf.ones((4, 3)))
 
 
-def test_a_loss_that_is_no_mean_is_refused() -> None:
+def _divides_by_targets(y: Any, y_pred: Any) -> Any:
+    return tf.reduce_sum((y - y_pred) ** 2) / tf.reduce_sum(y)
+
+
+@pytest.mark.parametrize("case", ["sum", "small sum", "later batch"])
+def test_a_loss_that_is_no_mean_is_refused(case: str) -> None:
     model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=2)
-    model.compile("sgd", tf.keras.losses.MeanSquaredError(reduction="sum"))
+    scale = 1e-4 if case == "small sum" else 1.0
+    x, y = np.full((40, 3), scale, "float32"), np.full((40, 1), scale, "float32")
+    y[-2:] *= 2
+    is_sum = case != "later batch"
+    loss = tf.keras.losses.MeanSquaredError(reduction="sum") if is_sum else _divides_by_targets
+    model.compile("sgd", loss)
     with pytest.raises(ModelError, match="must be a mean over rows"):
-        model.fit(tf.ones((4, 3)), tf.ones((4, 1)), verbose=0)
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_mean_that_rounds_is_taken(scale: float) -> None:
+    """Signs differ from row to row, so that the loss is a millionth of its terms."""
+    model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=4)
+    model.compile(tf.keras.optimizers.SGD(0.0), lambda y, y_pred: scale * (y + 1e-6 * y_pred))
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(4096, 3)), np.resize([1.0, -1.0], (4096, 1))
+    model.fit(x, y, batch_size=512, verbose=0)

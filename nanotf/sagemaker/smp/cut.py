@@ -58,6 +58,8 @@ class Cut:
     structure: Any  # the results, for `tf.nest.pack_sequence_as`
     variables: dict[int, int]  # the partition of each variable, by the id of its handle
     written: set[int]  # the ids of the handles of variables that the call writes
+    # The indices of the results that depend on a variable, by the id of its handle.
+    dependent: dict[int, set[int]]
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def cut(traced: TracedCall, partitions: Mapping[str, int | None], stage: int, co
         structure=traced.structure,
         variables=variables,
         written=graphs.written_resources(traced.function.graph),
+        dependent=_dependent(traced),
     )
 
 
@@ -198,6 +201,23 @@ def _owners(traced: TracedCall, partitions: Mapping[str, int | None]) -> dict[in
                     f"{found[handle]} and {here} (operation {op.name!r}). Put all uses into one "
                     "smp.partition, or read it by tf.convert_to_tensor(variable) in the later one."
                 )
+    return found
+
+
+def _dependent(traced: TracedCall) -> dict[int, set[int]]:
+    """Returns the indices of the results whose gradients lead to a variable, by its handle's id."""
+    resources, found = traced.resources(), dict[int, set[int]]()
+    for place, output in enumerate(traced.outputs):
+        seen, left = set[str](), [output]
+        while left:
+            tensor = left.pop()
+            if id(tensor) in resources:
+                found.setdefault(id(resources[id(tensor)]), set()).add(place)
+            # Lists of a loop are variants; integers and truth values have no gradients.
+            is_number = tensor.dtype.is_floating or tensor.dtype.is_complex
+            if (is_number or tensor.dtype == tf.variant) and tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                left.extend(tensor.op.inputs if graphs.has_gradient(tensor.op) else ())
     return found
 
 

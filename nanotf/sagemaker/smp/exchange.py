@@ -139,7 +139,7 @@ def compare(tag: str, tensors: Mapping[str, Sequence[Any]]) -> Any:
     names = [name for name, each in samples.items() for _ in each]
     places = [tensor for each in tensors.values() for tensor in each if _is_real(tensor)]
     # Half of a dtype's digits: kernels may add up in another order in each process.
-    exact = [float(np.sqrt(_precision(tensor.dtype))) for tensor in places]
+    exact = [float(np.sqrt(precision(tensor.dtype))) for tensor in places]
 
     def compare_samples(*arrays: Any) -> None:
         # NumPy cannot concatenate no arrays at all, so an empty one comes first.
@@ -170,7 +170,8 @@ def _is_real(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool)
 
 
-def _precision(dtype: Any) -> float:
+def precision(dtype: Any) -> float:
+    """Returns the distance of the numbers of a dtype around 1; 0 if it has integers."""
     digits = {2: 7, 4: 23, 8: 52}  # by bytes; of the 16-bit floats, bfloat16 has fewer
     return 2.0 ** -digits[dtype.size] if dtype.is_floating else 0.0
 

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import eager_context, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.step_errors import python_operation
 from nanotf.errors import JobError, ModelError, UnavailableError
@@ -38,6 +39,7 @@ from nanotf.sagemaker.smp import (
 from nanotf.sagemaker.smp.bodies import BodyCall
 from nanotf.sagemaker.smp.shares import Shares
 from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, file_call, rows_spec
+from nanotf.sagemaker.smp.step_output import StepOutput
 from nanotf.sagemaker.smp.steps import PartitionedStep
 
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
@@ -110,7 +112,7 @@ class KerasModel(StepModel):
             gradients, loss, results = parts
             y_pred = _whole(results, x)
             _check_mean(
-                loss.accumulate(),
+                loss,
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
@@ -206,8 +208,8 @@ class KerasModel(StepModel):
                 f"Received: num_processes={num_processes!r} with {runtime.size()} running. Start "
                 f"the script with\n    {runtime.command(num_processes)}"
             )
-        self._same_seed()
-        return self._loop("fit", args, kwargs)
+        with self._same_seed():
+            return self._loop("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates as `tf.keras.Model.evaluate`. All ranks call it with the same data."""
@@ -224,14 +226,17 @@ class KerasModel(StepModel):
         with runtime.setting(_in_loop, True):
             return getattr(super(), method)(**given)
 
-    def _same_seed(self) -> None:
-        """Makes all ranks shuffle alike. A seed that the script has set stays."""
-        if runtime.size() > 1:
-            unset = eager_context.seeds() is None
-            drawn = int.from_bytes(os.urandom(4), "little")
-            seeds = communication.allgather((unset, drawn))
-            if all(each for each, _ in seeds):
-                tf.random.set_seed(seeds[0][1])
+    @contextlib.contextmanager
+    def _same_seed(self) -> Iterator[None]:
+        """Makes all ranks shuffle alike, in this context. A seed that the script has set stays."""
+        with contextlib.ExitStack() as stack:
+            if runtime.size() > 1:
+                unset = eager_context.seeds() is None
+                drawn = int.from_bytes(os.urandom(4), "little")
+                seeds = communication.allgather((unset, drawn))
+                if all(each for each, _ in seeds):
+                    stack.enter_context(eager_context.seeded_for_now(seeds[0][1]))
+            yield
 
     # ------------------------------------------------------------------------------- files
     def load_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -244,10 +249,14 @@ class KerasModel(StepModel):
         self._write(*file_call(save_path))
 
     def _write(self, method: str, args: Any, kwargs: Any) -> None:
-        """Writes the original, whole; with one partition, too, rank 0 alone."""
+        """Writes the original, whole; with one partition, too, rank 0 alone.
+
+        No rank has the whole optimizer, and an earlier `compile` of the original's is not this one.
+        """
         with self._saving() as writes:
             if writes:
-                getattr(self.original, method)(*args, **kwargs)
+                with generation().uncompiled(self.original):
+                    getattr(self.original, method)(*args, **kwargs)
 
 
 def _specs(model: Any, end: str) -> Any:
@@ -313,16 +322,31 @@ def _check_state(optimizer: Any, trains: bool) -> None:
     exchange.check(compare, [tf.cast(v.read_value(), tf.float64) for v in numbers])
 
 
-def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
-    """Makes an operation that fails in the first steps for a loss that is no mean over rows."""
+def _check_mean(loss: StepOutput, of_batch: Any) -> None:
+    """Makes an operation that fails for a loss that is no mean over rows.
 
-    def compare(mean: Any, whole: Any) -> None:
-        exact = np.finfo(np.float32).eps ** 0.5  # 3.5e-4: a mean of means rounds otherwise
-        if not np.isclose(mean, whole, rtol=exact, atol=exact, equal_nan=True):
+    Only some batches may show it, such as those with targets that the loss ignores.
+
+    Args:
+        loss: of microbatches, each scaled by its share of the batch.
+    """
+    # Some losses, such as CTC, are computed with 32 bits whatever the dtype is.
+    exact = max(exchange.precision(of_batch.dtype), exchange.precision(tf.float32))
+    largest = 0.0  # of all steps so far
+
+    def compare(mean: Any, whole: Any, *parts: Any) -> Any:
+        nonlocal largest
+        # A mean of means rounds otherwise, and more so where positive and negative numbers cancel.
+        scale = np.max(np.abs([mean, whole, *parts]))
+        largest = max(largest, scale) if np.isfinite(scale) else largest
+        tolerance = exact**0.5 * scale + exact * largest
+        if not np.isclose(mean, whole, rtol=0.0, atol=tolerance, equal_nan=True):
             raise ModelError(
                 "A loss must be a mean over rows, so that microbatches give the batch's "
                 f"gradients. Received: a loss of {whole} for a batch, and a mean over its "
                 f'microbatches of {mean}. Use the reduction "sum_over_batch_size".'
             )
+        return np.int64(0)
 
-    exchange.check(compare, [tf.cast(v, tf.float64) for v in (of_microbatches, of_batch)])
+    losses = [tf.cast(v, tf.float64) for v in (loss.accumulate(), of_batch, *loss.outputs)]
+    python_operation(compare, losses, [tf.TensorSpec([], tf.int64)], "check_mean")

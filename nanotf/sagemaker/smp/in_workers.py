@@ -23,8 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf import console
-from nanotf.compat import keras_optimizers, values
+from nanotf.compat import eager_context, keras_optimizers, values
 from nanotf.compat.chance import Chance
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import holds_numbers, tf_variable
 from nanotf.console import logger
 from nanotf.errors import (
@@ -38,7 +39,15 @@ from nanotf.parent.map import joint_items
 from nanotf.parent.resume.callback_states import attributes_of
 from nanotf.pool.stalls import stall_seconds
 from nanotf.sagemaker.smp import config as configs
-from nanotf.sagemaker.smp import keras_checks, memory, rank_groups, runtime, step_report
+from nanotf.sagemaker.smp import (
+    keras_checks,
+    memory,
+    partitioned,
+    rank_groups,
+    runtime,
+    step_report,
+    step_seeds,
+)
 from nanotf.sagemaker.smp.from_keras import KerasModel
 from nanotf.sagemaker.smp.mailboxes.mailbox import Mailbox, MailboxSpec
 from nanotf.sagemaker.smp.mailboxes.mailbox_owner import MailboxOwner, supervised
@@ -59,6 +68,8 @@ class OptimizerState:
     early: list[Array] = dataclasses.field(default_factory=list)
     # Of others that are no slots; None if they differ between partitions.
     late: list[Array] | None = dataclasses.field(default_factory=list)
+    # The trainable variables, by their numbers among all; None before the first `fit`.
+    trained: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +77,10 @@ class RankResult:
     """The end of a rank's call."""
 
     result: Any  # of rank 0, what Keras's method returned; of `fit` the attributes of the `History`
-    # By a variable's number, of those that this rank holds. Only after `fit`, and only of the first
-    # copy of the model.
+    # By a variable's number, of those that this rank holds; after other methods than `fit`, only
+    # those that the model's call writes. Only of the first copy of the model.
     values: dict[int, Array]
-    state: OptimizerState | None  # of the same variables; None where `values` has none
+    state: OptimizerState | None  # of the same variables; only after `fit`
     # Of rank 0, for each callback its pickled attributes; None if they cannot travel.
     callbacks: list[bytes | None]
     chance: Chance | None  # of rank 0, after the call
@@ -80,7 +91,8 @@ class WorkersModel:
     """A Keras model that is trained in partitions, in worker processes of this one.
 
     `smp.DistributedModel.from_keras` makes it in a script that runs as one process. Whatever it
-    does not define itself is the model's: `summary`, `layers`, `save` ...
+    does not define itself is the model's: `summary`, `layers`, `trainable` ... Files have the
+    weights, and not what `compile` got.
 
     Args:
         model: a functional or Sequential model that passes `keras_checks.check`.
@@ -91,18 +103,31 @@ class WorkersModel:
         optimizer: the optimizer that `compile` got. Set its `learning_rate` between calls.
     """
 
+    original: Any
+    optimizer: Any
+    _given: dict[str, Any]  # each rank passes it to `smp.init`
+    _config: configs.Config
+    _compiled: dict[str, Any] | None  # without the optimizer; None until `compile`
+    _state: OptimizerState  # of the last `fit`: the optimizer here is never built
+    _earlier: dict[str, int]  # by method, the calls since `compile` and `tf.random.set_seed`
+    _seeding: int  # tells calls of `tf.random.set_seed`
+
     def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
-        self.original = model
-        self.optimizer: Any = None
-        self._given = dict(config)  # each rank passes it to `smp.init`
-        self._config = configs.check(config)
-        self._compiled: dict[str, Any] | None = None  # without the optimizer; None until `compile`
-        self._state = OptimizerState()  # of the last `fit`: the optimizer here is never built
+        self.original, self.optimizer, self._compiled = model, None, None
+        self._given, self._config = dict(config), configs.check(config)
+        self._state, self._earlier = OptimizerState(), {}
+        self._seeding = eager_context.seeding()
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":  # not yet set, as in a copy
             raise AttributeError(name)
         return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in WorkersModel.__annotations__:
+            object.__setattr__(self, name, value)
+        else:  # such as `trainable`
+            setattr(self.original, name, value)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`.
@@ -123,6 +148,7 @@ class WorkersModel:
         if optimizer is not self.optimizer:  # else it has its slots, as Keras's own would
             self._state = OptimizerState()
         self.optimizer, self._compiled = optimizer, given
+        self._earlier.clear()  # as in Keras, steps are traced anew and draw from the beginning
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
         """Trains as `tf.keras.Model.fit`, in partitions.
@@ -155,10 +181,36 @@ class WorkersModel:
         """Predicts as `tf.keras.Model.predict`, in partitions. Arguments as of `fit`."""
         return self._call("predict", args, kwargs, num_processes)
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises `UnavailableError`: workers would begin anew for each batch."""
+        raise self._no_batch("train_on_batch", "fit(x, y, batch_size=len(x))")
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises `UnavailableError`: workers would begin anew for each batch."""
+        raise self._no_batch("test_on_batch", "evaluate(x, y, batch_size=len(x))")
+
+    def _no_batch(self, method: str, remedy: str) -> UnavailableError:
+        return UnavailableError(
+            f"A model in partitions trains in worker processes, by fit(). Received: {method}() of "
+            f"{self.original.name!r}. Use {remedy}, or start the script with `nanotf run --smp`."
+        )
+
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
         method, args, options = file_call(save_path)
-        getattr(self.original, method)(*args, **options)
+        self._write(method, args, options)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save`, not compiled."""
+        self._write("save", args, kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as `tf.keras.Model.save_weights`, without the optimizer's state."""
+        self._write("save_weights", args, kwargs)
+
+    def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with generation().uncompiled(self.original):
+            getattr(self.original, method)(*args, **kwargs)
 
     def _call(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
@@ -170,14 +222,11 @@ class WorkersModel:
                 "not compiled. Call compile() of the model that from_keras has returned."
             )
         _check_data(given)
-        if method == "fit" and self._state.late is None:
-            raise UnavailableError(
-                "A further fit() continues with the optimizer's state, which is one slot per "
-                "variable, or the same in all partitions. Received: "
-                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
-                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
-                "own."
-            )
+        if method == "fit":
+            self._check_state()
+        if self._seeding != eager_context.seeding():
+            self._seeding = eager_context.seeding()
+            self._earlier.clear()
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
         # Read in each call: the user may have set the learning rate.
@@ -192,6 +241,7 @@ class WorkersModel:
             "method": method,
             "given": given,
             "chance": Chance.capture(),
+            "earlier": self._earlier.get(method, 0),
         }
         call = f"{method}(num_processes={size})"
         owner = MailboxOwner(size, stall_seconds())
@@ -208,6 +258,23 @@ class WorkersModel:
         finally:
             owner.close()
         return self._take(method, ended, _callbacks(given))
+
+    def _check_state(self) -> None:
+        """Raises `UnavailableError` if a `fit` cannot continue with the optimizer's state."""
+        if self._state.late is None:
+            raise UnavailableError(
+                "A further fit() continues with the optimizer's state, which is one slot per "
+                "variable, or the same in all partitions. Received: "
+                f"{type(self.optimizer).__name__}, with other state. Call compile() with a new "
+                "optimizer, or start the script with `nanotf run --smp`, where each rank keeps its "
+                "own."
+            )
+        if self._state.trained not in (None, _trainable(self.original)):
+            raise UnavailableError(
+                "A further fit() trains the variables for which the optimizer has slots. Received: "
+                f"{self.original.name!r}, of which other variables are trainable than in the last "
+                "fit(). Call compile() with a new optimizer after a change of `trainable`."
+            )
 
     def _move(self, moved: Callable[[Array], Array]) -> None:
         """Lets this process's weights and slots be those in shared memory, which the ranks read.
@@ -242,12 +309,14 @@ class WorkersModel:
                 values.share(tf_variable(variables[number]), value)  # copies none in shared memory
         if method == "fit":
             self._state = _joined([each.state for each in ended if each.state is not None])
+            self._state.trained = _trainable(self.original)
             early = keras_optimizers.optimizer_variables(self.optimizer)
             for variable, value in zip(early, self._state.early, strict=True):
                 variable.assign(value)
         for callback, attributes in zip(callbacks, first.callbacks, strict=True):
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
+        self._earlier[method] = self._earlier.get(method, 0) + 1
         first.chance.restore()  # the script draws on where plain Keras would leave it
         if method != "fit":
             return tf.nest.map_structure(_own, first.result)
@@ -259,6 +328,12 @@ class WorkersModel:
         made.set_model(self.original)
         vars(made).update(first.result, nanotf=first.report)
         return made
+
+
+def _trainable(model: Any) -> tuple[int, ...]:
+    """Returns the numbers of a model's trainable variables, among all."""
+    numbers = {id(tf_variable(v)): n for n, v in enumerate(model.variables)}
+    return tuple(numbers[id(tf_variable(v))] for v in model.trainable_variables)
 
 
 def _check_data(given: Mapping[str, Any]) -> None:
@@ -326,6 +401,7 @@ def run_rank(
     method: str,
     given: Mapping[str, Any],
     chance: Chance,
+    earlier: int,
 ) -> RankResult:
     """Runs one of Keras's methods in this process, as a rank.
 
@@ -335,6 +411,7 @@ def run_rank(
         model: the whole model, with the weights of the parent's.
         compiled: arguments of `compile` without the optimizer.
         optimizer: not built.
+        earlier: for `step_seeds.earlier_calls`.
         state: of the whole model; before the first `fit`, `early` alone.
     """
     inbox, *outboxes = descriptors
@@ -349,7 +426,8 @@ def run_rank(
         if method == "fit":  # others have no use for slots
             _fill(part, state, early)
         chance.restore()  # last, so that no preparation draws from the script's state
-        result = getattr(part, method)(**given)
+        with runtime.setting(step_seeds.earlier_calls, earlier):
+            result = getattr(part, method)(**given)
         return _ended(part, result, early, _callbacks(given))
     finally:
         runtime.enter(None)  # the pool may give this worker to another call
@@ -397,11 +475,15 @@ def _ended(
     held_values: dict[int, Array] = {}
     state = None
     trained = isinstance(result, tf.keras.callbacks.History)
-    if trained and runtime.dp_rank() == 0:  # the others have copies of the same model
-        variables = part.original.variables
-        held = _numbers(part, "variables")
-        held_values = {n: values.array_of(tf_variable(variables[n])) for n in held}
-        state = _state(part, early)
+    if runtime.dp_rank() == 0:  # the others have copies of the same model
+        variables = [tf_variable(v) for v in part.original.variables]
+        written = partitioned.begun(part).written
+        held_values = {
+            number: values.array_of(variables[number])
+            for number in _numbers(part, "variables")
+            if trained or id(variables[number].handle) in written
+        }
+        state = _state(part, early) if trained else None
     found = step_report.last_report() if trained else None  # all ranks must call it
     if runtime.rank() > 0:  # the rest is equal on all ranks, or rank 0's alone
         return RankResult(None, held_values, state, [], None, None)

@@ -48,6 +48,7 @@ class MicrobatchPass:
         self._values: list[Any] = []  # of `Stage.function`: departures, then results
         self._tape: Any = None  # of the stage alone, from `forward` to the gradients
         self.has_gradients = False  # the body has asked for them, which it may do once
+        self._wanted: set[int] = set()  # places of the results that what it asks for depends on
         # What all ranks compute around the model's call, for a comparison.
         self.seen: dict[str, list[Any]] = {}
 
@@ -141,7 +142,27 @@ class MicrobatchPass:
 
             return [tf.identity(tensor) for tensor in kept], gradient
 
-        return list(join(*reads, *guarded, *results))
+        joined = join(*reads, *guarded, *results)
+        return [self._noting(place, tensor) for place, tensor in enumerate(joined)]
+
+    def _noting(self, place: int, result: Any) -> Any:
+        """Returns a result whose gradient, if the user's code asks for it, is noted.
+
+        `_backward` comes after that. It gets zeros for results that the loss does not depend on.
+        """
+        weak = weakref.ref(self)
+
+        @tf.custom_gradient
+        def note(tensor: Any) -> Any:
+            def gradient(cotangent: Any) -> Any:
+                if (this := weak()) is not None:  # else the next gradient raises
+                    this._wanted.add(place)
+                return cotangent
+
+            return tf.identity(tensor), gradient
+
+        has_gradients = result.dtype.is_floating or result.dtype.is_complex
+        return note(result) if has_gradients else result
 
     # --------------------------------------------------------------------------- backward
     def _backward(self, of_results: Sequence[Any]) -> list[Any]:
@@ -162,7 +183,10 @@ class MicrobatchPass:
                     self._send([number], "cotangents", wanted)
         if runtime.mp_rank() not in self.flow.carrying:  # the call uses no variable of these
             return [None for _ in self._variables]
-        return self._computed(of_results)
+        # Zeros are none: an optimizer leaves a variable without a gradient alone.
+        dependent = [self._cut.dependent.get(id(v.handle), set()) for v in self._variables]
+        pairs = zip(self._computed(of_results), dependent, strict=True)
+        return [gradient if places & self._wanted else None for gradient, places in pairs]
 
     def _floating_results(self, partition: int) -> list[int]:
         """Returns the indices of the results of numbers that a partition computes."""

@@ -10,7 +10,8 @@ all microbatches would draw the same. Therefore, in a step:
 1. Each microbatch counts its operations by itself, those in the model's call among them.
 2. All ranks of a copy take the seed of its first partition. Without one, it draws one for all.
 3. The first microbatch of the first copy gets TensorFlow's own seeds: the numbers of a plain
-   `tf.function`. Those of any other are mixed with its number and its copy's.
+   `tf.function`. Those of any other are mixed with its number and its copy's; and with that of the
+   call, where workers begin a script's further `fit` anew: Keras's would continue.
 4. Code that draws is traced for each microbatch: the step's function, `tf.function`s that it
    calls, the model's call.
 
@@ -46,6 +47,7 @@ class SeedStream:
     microbatch: int
     copy: int  # of the model
     base: int | None = None  # the seed of all ranks of the copy; None for that of the graph
+    call: int = dataclasses.field(default_factory=lambda: earlier_calls.get())
     has_drawn: bool = False
     # By graph, of the operations made so far. The function's graphs and those of the model's call
     # share the number of `_main`.
@@ -85,7 +87,7 @@ class SeedStream:
             first, second = stock(self._next(graph) if own is None else own)
         finally:
             graph.seed = before
-        return _mixed(first, self.copy, self.microbatch), second
+        return _mixed(first, self.copy, self.microbatch, self.call), second
 
     def _next(self, graph: Any) -> int:
         if graph in self._main:
@@ -101,16 +103,21 @@ class SeedStream:
         return self._functions[function]
 
 
-def _mixed(seed: int, copy: int, microbatch: int) -> int:
-    if copy == microbatch == 0:
+def _mixed(seed: int, copy: int, microbatch: int, call: int = 0) -> int:
+    if copy == microbatch == call == 0:
         return seed
-    text = f"{seed} {copy} {microbatch}".encode()
+    text = f"{seed} {copy} {microbatch} {call}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % _BELOW
 
 
 _current: contextvars.ContextVar[SeedStream | None] = contextvars.ContextVar(
     "nanotf_smp_seeds", default=None
 )
+
+
+# The script's earlier calls of the same method, in other processes.
+earlier_calls: contextvars.ContextVar[int]
+earlier_calls = contextvars.ContextVar("nanotf_smp_earlier_calls", default=0)
 
 
 def current() -> SeedStream | None:

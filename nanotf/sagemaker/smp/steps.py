@@ -251,14 +251,20 @@ def _applying_none(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)  # it may be an iterator
+        if _is_part() and all(gradient is None for gradient, _ in pairs):
+            pairs = []  # Keras raises if there are none at all; other partitions have some
         if pairs or not is_keras_3():  # Keras 3 unpacks `zip(*pairs)`, which fails without pairs
             stock(self, pairs, *args, **kwargs)
         # The optimizers of other partitions count this step.
-        if not pairs and runtime.is_used() and runtime.mp_size() > 1:
+        if not pairs and _is_part():
             keras_optimizers.count_step(self)
         return self.iterations
 
     return apply_gradients
+
+
+def _is_part() -> bool:
+    return runtime.is_used() and runtime.mp_size() > 1
 
 
 def _getting(stock: Any, _: Any) -> Any:
@@ -292,11 +298,12 @@ TABLE = (
     *(
         Override(
             f"keras.src.optimizers.{place}.apply_gradients",
-            "the variables of a partition may all be frozen",
+            "the variables of a partition may all be frozen, or no loss may depend on them",
             _applying_none,
             versions,
         )
-        for place, versions in _OPTIMIZERS
+        # Keras 2's subclass looks for gradients first.
+        for place, versions in (_OPTIMIZERS[0], ("optimizer:Optimizer", KERAS_2))
     ),
 )
 
