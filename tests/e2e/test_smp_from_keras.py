@@ -278,6 +278,17 @@ def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
     )
 
 
+@needs_two_cores
+@pytest.mark.both_generations
+def test_a_loss_that_depends_on_no_variable() -> None:
+    layers = [tf.keras.Input((8,)), tf.keras.layers.Dense(8), tf.keras.layers.Dense(8)]
+    whole = tf.keras.Sequential([*layers, tf.keras.layers.Lambda(tf.stop_gradient)])
+    model = smp.DistributedModel.from_keras(whole, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="no gradients for any variable"):
+        model.fit(np.ones((8, 8)), np.ones((8, 8)), verbose=0)
+
+
 class CountsCalls(tf.keras.layers.Layer):  # type: ignore[misc]
     """Counts its calls, and adds noise that differs from call to call."""
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,8 @@ class KerasModel(StepModel):
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
+        if runtime.mp_size() > 1:
+            _check_gradients(averaged)
         with tf.init_scope():  # before the update, which has the variables in another order
             keras_optimizers.build_optimizer(self)
         pairs = [*zip(averaged, self.trainable_variables, strict=True)]
@@ -291,6 +294,23 @@ def _whole(results: Any, x: Any) -> Any:
 def _of_all_copies(rows: Any) -> Any:
     # By rank, which is by copy: in the order in which `Shares` has divided the batch.
     return np.concatenate([parts[0] for parts in replicas.gather_over_replicas([rows])])
+
+
+_traces = itertools.count()  # all partitions trace the same steps in the same order
+
+
+def _check_gradients(gradients: Sequence[Any]) -> None:
+    """Raises `ModelError` if the loss depends on no trainable variable of any partition.
+
+    Called while tracing. An optimizer knows its own partition alone, which may have no gradients.
+    """
+    has_some = any(gradient is not None for gradient in gradients)
+    own = len(gradients[:1]) + has_some  # 0 without trainable variables, of which Keras warns
+    if max(exchange.known_everywhere(f"smp: gradients {next(_traces)}", own)) == 1:
+        raise ModelError(
+            "A loss must depend on a trainable variable. Received: a loss that gives no gradients "
+            "for any variable. Make a layer trainable, or leave tf.stop_gradient out."
+        )
 
 
 def _check_state(optimizer: Any, trains: bool) -> None:
