@@ -242,7 +242,7 @@ def test_workers_of_a_lost_node_run_on_the_rest(
     """Must be the last test, since it leaves the cluster with one node."""
 
     def remove() -> None:
-        monkeypatch.setattr(ray_hosts, "JOIN_SECONDS", 1.0)
+        monkeypatch.setattr(ray_hosts, "RETURN_SECONDS", 1.0)
         cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
 
     fit_until_restarted(remove)

@@ -123,11 +123,11 @@ class Agent:
 
     def decline(self, why: str, seconds: float) -> None:
         """Tells the first host, if it answers in some seconds, that this one cannot take part."""
-        deadline = time.monotonic() + seconds
+        versions, deadline = tuple(members.versions()), time.monotonic() + seconds
         (address, ports), run = self._first, self._cluster.run
         with contextlib.suppress(network.Unreachable, network.WrongSecret, ChannelClosed):
             channel = network.connect(address, ports, self._secret, deadline, run=run)
-            self._introduce(channel, why)
+            self._introduce(channel, versions, why)
             channel.close()
 
     def _close_gate(self) -> None:
@@ -136,6 +136,9 @@ class Agent:
 
     def _join(self) -> tuple[Channel, Any]:
         name, seconds = self._cluster.hosts[0], members.join_seconds()
+        # Before the connection: a peer has seconds to say who it is, and the first look at all
+        # packages takes longer on a busy machine or a cold network file system.
+        versions = tuple(members.versions())
         deadline = time.monotonic() + seconds
         reached = [False]
         (address, ports), run = self._first, self._cluster.run
@@ -150,7 +153,7 @@ class Agent:
             while True:
                 channel = network.connect(address, ports, self._secret, deadline, waits, run)
                 try:
-                    answer = self._introduce(channel)
+                    answer = self._introduce(channel, versions)
                     break
                 except ChannelClosed as error:  # it had no room for another connection
                     if time.monotonic() > deadline:
@@ -171,10 +174,11 @@ class Agent:
             raise NanoError(f"{answer.text} Received by host {self._cluster.current} from {name}.")
         return channel, answer
 
-    def _introduce(self, channel: Channel, declines: str = "") -> Any:
+    def _introduce(
+        self, channel: Channel, versions: tuple[tuple[str, str], ...], declines: str = ""
+    ) -> Any:
         """Says who this host is; returns the answer."""
         own, workers = self._cluster, self._workers
-        versions = tuple(members.versions())
         try:
             channel.send(
                 agent_messages.Join(

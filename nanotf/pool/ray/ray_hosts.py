@@ -13,6 +13,7 @@ from nanotf.machine import neighbours
 from nanotf.machine.cluster import Cluster
 from nanotf.pool import interrupts
 from nanotf.pool.handles import Crew
+from nanotf.pool.hosts import members
 from nanotf.pool.hosts.crew import HostsCrew, check_between_hosts
 from nanotf.pool.hosts.members import Hosts
 from nanotf.pool.local import LocalCrew
@@ -22,7 +23,7 @@ from nanotf.pool.ray.ray_agent import RayAgent, name_of
 from nanotf.pool.starts import takes_seconds
 
 PLACE_SECONDS = 60.0  # for Ray to find free CPUs
-JOIN_SECONDS = 60.0  # for Ray to start, or restart, the agents, from a cold network file system
+RETURN_SECONDS = 60.0  # for Ray to restart an agent; then the other hosts get its workers
 POLL_SECONDS = 0.2
 END_SECONDS = 5.0  # for agents
 LOOPBACK = "127.0.0.1"
@@ -112,7 +113,7 @@ class RayHosts:
                 )
             if len(counts) > 1:
                 self._open(counts, share)
-                self._wait_for_agents()
+                self._wait_for_agents(members.join_seconds())
         except BaseException as error:
             with interrupts.held_back(error):
                 self.close()
@@ -161,13 +162,13 @@ class RayHosts:
                 agent.run.remote(names, host, count, share, secret, self._hosts.address)
             )
 
-    def _wait_for_agents(self) -> None:
+    def _wait_for_agents(self, seconds: float) -> None:
         """Waits until all other nodes lend their workers.
 
         Raises:
-            NanoError: One cannot, or has not joined after `JOIN_SECONDS`.
+            NanoError: One cannot, or has not joined after these seconds.
         """
-        hosts, deadline = self._hosts, time.monotonic() + JOIN_SECONDS
+        hosts, deadline = self._hosts, time.monotonic() + seconds
         assert hosts is not None, "there are others"
         while len(hosts.members()) < len(self._agents):
             failed, _ = self._ray.wait(self._runs, timeout=POLL_SECONDS, fetch_local=False)
@@ -177,7 +178,7 @@ class RayHosts:
                 there = {member.index for member in hosts.members()}
                 missing = [n for i, n in enumerate(hosts.cluster.hosts) if i and i not in there]
                 raise NanoError(
-                    f"All nodes with workers must join within {JOIN_SECONDS:.0f} s. Received: "
+                    f"All nodes with workers must join within {seconds:.0f} s. Received: "
                     f"nothing from {', '.join(missing)}; this process listens on "
                     f"{hosts.address[0]} port {hosts.address[1]}. See that all TCP ports between "
                     "the nodes are open."
@@ -216,7 +217,7 @@ class RayHosts:
             here = neighbours.plan(plan.size, plan.cores_per_process, part=self._part)
             return LocalCrew(here, transport, key)
         try:
-            self._wait_for_agents()
+            self._wait_for_agents(RETURN_SECONDS)
         except NanoError as error:
             logger.warning("The other hosts get the workers of those that are lost. %s", error)
         return HostsCrew(self._hosts, plan, transport, key)

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from waiting import SECONDS, wait_until
@@ -64,6 +66,30 @@ def test_an_agent_ends_with_the_scripts_exit_code() -> None:
     hosts.dismiss(7)
     thread.join(SECONDS)
     assert codes == [7]
+
+
+def test_an_agent_knows_its_packages_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the look takes longer than a peer has to say who it is."""
+    versions, connect, seen = members.versions, network.connect, []
+
+    def look() -> Sequence[tuple[str, str]]:
+        if threading.current_thread() is thread:  # and not the first host's, for a comparison
+            seen.append("looks")
+        return versions()
+
+    def note(*args: Any) -> Any:
+        seen.append("connects")
+        return connect(*args)
+
+    hosts = _hosts()
+    thread = threading.Thread(target=_agent(hosts).run)
+    monkeypatch.setattr(members, "versions", look)
+    monkeypatch.setattr(network, "connect", note)
+    thread.start()
+    hosts.wait_for_all(SECONDS)
+    hosts.dismiss(0)
+    thread.join(SECONDS)
+    assert seen == ["looks", "connects"]
 
 
 def test_a_process_beside_an_agent_waits_for_the_end() -> None:
