@@ -148,7 +148,12 @@ class Guard:
     def __init__(self) -> None:
         # Programs inherit neither end (PEP 446), so the pipe ends with this process.
         waits, self._pipe = os.pipe()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(waits)
+            os.close(self._pipe)
+            raise
         if self._pid:
             os.close(waits)
             return
@@ -207,8 +212,8 @@ class Output:
         for stream in (program.process.stdout, program.process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-            self._rests[stream] = b""
             self._selector.register(stream, selectors.EVENT_READ, program)
+            self._rests[stream] = b""
 
     @contextlib.contextmanager
     def woken_by_signals(self) -> Iterator[Output]:

@@ -23,6 +23,7 @@ from nanotf.errors import NanoError
 
 PRIVATE = 0o600
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
+_LONGEST_NAME = 200  # bytes, so that a part's name has no more than the 255 of file systems
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -42,7 +43,7 @@ def new_file(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     Raises:
         OSError: The disk is full or not writable. The old file is as it was.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    part = _part_of(path)
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "w+b") as file:  # noqa: PTH123
@@ -52,6 +53,12 @@ def new_file(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _part_of(path: pathlib.Path) -> pathlib.Path:
+    """Returns the name of what is to become `path`. Nobody else has it, in no other container."""
+    name = os.fsdecode(os.fsencode(path.name)[:_LONGEST_NAME])
+    return path.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(4)}.part")
 
 
 def write_text(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
@@ -90,7 +97,7 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
         OSError: The disk is full or not writable. What had the name is as it was.
     """
-    made = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    made = _part_of(path)
     made.mkdir()
     try:
         yield made

@@ -171,10 +171,13 @@ class LogTail:
         self._path, self._prefix = path, prefix
         self._position = 0
         self._inode: int | None = None  # of the file that was read last
+        self._held = b""  # what was read, and not returned yet
 
     def read(self) -> str:
         """Returns the whole lines that were written since the last call."""
-        data = self._read_rest() + self._read(self._path)
+        self._held += self._read_rest()
+        self._held += self._read(self._path)  # what was read is kept if this fails
+        data, self._held = self._held, b""
         text = data.decode(errors="replace")
         if not self._prefix:
             return text

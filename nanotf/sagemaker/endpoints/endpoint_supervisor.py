@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import http.client
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nanotf.console import say
 from nanotf.errors import describe_exit
 from nanotf.machine import processes
 from nanotf.machine.processes import OwnedProcess
@@ -29,14 +31,16 @@ from nanotf.sagemaker.detached.detached_supervisor import DetachedSupervisor, de
 from nanotf.sagemaker.detached.folders import now
 from nanotf.sagemaker.endpoints import endpoint_record as record
 from nanotf.sagemaker.endpoints.endpoint_command import listening
-from nanotf.sagemaker.endpoints.endpoint_record import EndpointFolder, EndpointState
+from nanotf.sagemaker.endpoints.endpoint_record import HOST, EndpointFolder, EndpointState
 from nanotf.wire import files, log_files, ports
 
 _PAUSE = 1.0  # seconds between two looks at a server that answers
+_PING_SECONDS = 5.0
 _SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end
 _MAX_ENDS = 5  # of servers that had answered, within the next time
 _WINDOW = 600.0  # seconds
 _FIRST_DELAY = 0.5  # seconds before the second restart in that time; doubled for each later one
+_REFUSED_PAUSE = 10.0  # seconds after the system has refused a process
 _LOG_BYTES = 64 << 20  # of a server's log; the part before is in another file of that size
 _TAIL = 2000  # characters of the log in the reason of a failure
 
@@ -84,6 +88,10 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
                 end = self._run_server(port, output)
             except OSError as error:  # no memory, no descriptors
                 end = f"could not be started: {error}"
+                if self._state.port is not None:  # of no server's making
+                    say(f"a server {end}. The supervisor tries again.", sys.stderr)
+                    self._sleep(output, _REFUSED_PAUSE)
+                    continue
             if self._is_stopping:
                 break
             if self._state.port is None:
@@ -136,11 +144,11 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
             if killing_at is not None:
                 if moment > killing_at:
                     server.kill_group()
-            elif self._is_stopping or (not is_ready and moment > deadline):
-                self._is_late = not self._is_stopping
+            elif self._is_stopping or self._is_late:
                 killing_at = moment + self._end_server(server)
             elif not is_ready:
-                is_ready = self._note_ready()
+                is_ready = self._note_ready() or (moment > deadline and self._answers())
+                self._is_late = not is_ready and moment > deadline
 
     def _end_server(self, server: OwnedProcess) -> float:
         """Asks the server to end. Returns the seconds until it is killed."""
@@ -159,6 +167,19 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
             return True
         return False
 
+    def _answers(self) -> bool:
+        """Returns True if a server that was started again answers, whatever its disk takes."""
+        if self._state.port is None:
+            return False
+        connection = http.client.HTTPConnection(HOST, self._state.port, timeout=_PING_SECONDS)
+        with (
+            contextlib.closing(connection),
+            contextlib.suppress(OSError, http.client.HTTPException),
+        ):
+            connection.request("GET", "/ping")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        return False
+
     # ------------------------------------------------------------------------ ends
     def _may_restart(self) -> bool:
         moment = time.monotonic()
@@ -170,7 +191,11 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
     def _delay(self, output: processes.Output) -> None:
         """Waits before a restart, longer each time: what ends servers may need time to go away."""
         again = len(self._ends) - 2
-        until = time.monotonic() + (_FIRST_DELAY * 2**again if again >= 0 else 0.0)
+        self._sleep(output, _FIRST_DELAY * 2**again if again >= 0 else 0.0)
+
+    def _sleep(self, output: processes.Output, seconds: float) -> None:
+        """Waits, unless the endpoint is stopped."""
+        until = time.monotonic() + seconds
         while not self._is_stopping and (left := until - time.monotonic()) > 0:
             output.read(left)
 

@@ -40,6 +40,7 @@ class LogReader:
                     f"The rank must be that of a worker of {host}. Received: rank={rank}; this "
                     f"host has {ranks}."
                 )
+        self._held = ""  # what was read, and not returned yet
         hosts = hosts if host is None else [host]
         self._tails = [
             LogTail(job.log(each, rank), "" if len(hosts) == 1 else f"{each}: ") for each in hosts
@@ -47,7 +48,10 @@ class LogReader:
 
     def read(self) -> str:
         """Returns the whole lines that were written since the last call."""
-        return "".join(tail.read() for tail in self._tails)
+        for tail in self._tails:
+            self._held += tail.read()  # what was read is kept if the next one fails
+        text, self._held = self._held, ""
+        return text
 
 
 def wait(

@@ -136,8 +136,13 @@ class Dispatcher:
                 worker.leave()
 
     def _is_needed(self, worker: ServingWorker, key: Key) -> bool:
-        others = {*self._free, *self._busy} - self._dismissed
+        others = {each for each in (*self._free, *self._busy) if each.is_ready} - self._dismissed
         return _has(key)(worker) and not any(map(_has(key), others))
+
+    def _may_answer(self, worker: ServingWorker, key: Key) -> bool:
+        if worker in self._dismissed:  # it has an older version
+            return self._is_needed(worker, key)
+        return _has(key)(worker)
 
     def has_lost(self, worker: ServingWorker) -> None:
         """Handles the requests of a worker that died: each is tried once more, alone."""
@@ -178,7 +183,8 @@ class Dispatcher:
         """Gives what waits for a key to workers that are free and have the model."""
         while key in self.line:
             # The last that became free has its caches warm.
-            worker = next(filter(_has(key), reversed(self._free)), None)
+            found = (each for each in reversed(self._free) if self._may_answer(each, key))
+            worker = next(found, None)
             if worker is None:
                 return
             most = self._limits.most_rows

@@ -16,7 +16,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -34,6 +33,7 @@ _END_SECONDS = 3.0  # for workers to end with the server
 # TensorFlow Serving tries a version that cannot be loaded 5 more times, once in a minute.
 _RETRY = 60.0  # seconds; then doubled
 _MOST_RETRIES = 5  # of a version that was never served
+_MOST_KNOWN = 100  # versions of a model of which clients are told
 _MOST_DEATHS = 3  # of workers, before what they loaded counts as what kills them
 _SOON = 5.0  # seconds to the next try to load a version, for which its requests wait
 
@@ -83,7 +83,7 @@ class Fleet:
         self._on_free, self._on_lost, self._on_replaced = on_free, on_lost, on_replaced
         self._wanted: frozenset[ModelVersion] = frozenset()
         # Those that were wanted of models that still are; of a number, the files that came last.
-        self._known: dict[ModelVersion, None] = {}
+        self._known: list[ModelVersion] = []
         self.failed: dict[ModelVersion, str] = {}
         self._loaded: dict[ModelVersion, Loaded] = {}
         self._tries: collections.Counter[ModelVersion] = collections.Counter()  # that failed
@@ -113,14 +113,15 @@ class Fleet:
     def _forget(self) -> None:
         """Forgets all that is known of versions that are gone, so that years of reloads fit."""
         models = {version.model for version in self._wanted}
-        latest = {
-            (version.model, version.number): version
-            for version in (*self._known, *sorted(self._wanted, key=_order))
-            if version.model in models
-        }
-        self._known = dict.fromkeys(latest.values())
+        latest: dict[str, dict[int, ModelVersion]] = {model: {} for model in models}
+        for version in (*self._known, *self._wanted):
+            if version.model in models:
+                latest[version.model][version.number] = version
+        self._known = [
+            each[number] for each in latest.values() for number in sorted(each)[-_MOST_KNOWN:]
+        ]
         self._last = {model: self._last[model] for model in self._last.keys() & models}
-        kept = self._known.keys() | set(itertools.chain(*self._last.values()))
+        kept = self._wanted.union(*self._last.values())
         self._loaded = {v: self._loaded[v] for v in self._loaded.keys() & kept}
         for counted in (self._tries, self._deaths):
             for version in counted.keys() - kept:

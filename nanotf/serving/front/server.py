@@ -190,7 +190,7 @@ class Server:
         workers = f"{self._fleet.size} worker{'s' if self._fleet.size > 1 else ''}"
         say(f"starts {workers}")
         port = listener.sockets[0].getsockname()[1]
-        for model in self._wanted.names:
+        for model in self._wanted.lasting:
             left = begin + self._options.start_timeout - time.monotonic()
             try:
                 why = await asyncio.wait_for(self._fleet.outcome(model), left)

@@ -137,9 +137,11 @@ class _Reports:
             place: what it is about.
             problem: empty if there is none.
         """
-        if problem and self._said.get(place) != problem:
+        if not problem:
+            self._said.pop(place, None)
+        elif self._said.get(place) != problem:
             console.logger.warning("%s", f"{place}: {problem}")
-        self._said[place] = problem
+            self._said[place] = problem
 
 
 class _Watch:

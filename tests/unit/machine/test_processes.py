@@ -7,6 +7,7 @@ import pathlib
 import signal
 import sys
 
+import psutil
 import pytest
 
 from nanotf.machine import processes
@@ -80,6 +81,33 @@ def test_a_process_that_ignores_the_end_of_children() -> None:
         program.reap()
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_system_that_allows_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError
+
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as patches, pytest.raises(BlockingIOError):
+        patches.setattr(processes.os, "fork", refuse)
+        processes.Guard()
+    assert psutil.Process().num_fds() == before
+
+
+def test_output_that_cannot_be_watched_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no memory")
+
+    program, output = _begun("-c", ""), processes.Output(lambda *_: None)
+    with pytest.raises(OSError, match="no memory"), monkeypatch.context() as patches:
+        patches.setattr(output._selector, "register", refuse)
+        output.add(program)
+    output.drain()
+    output.close()
+    program.reap()
+    for stream in (program.process.stdout, program.process.stderr):
+        assert stream is not None
+        stream.close()
 
 
 def test_a_guard_that_somebody_has_killed() -> None:

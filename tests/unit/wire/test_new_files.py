@@ -48,6 +48,14 @@ def test_the_disk_has_the_content_before_the_name(
     assert flushed == [("\u00e9".encode(), False)]
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "\u00e9" * 127])
+def test_names_as_long_as_file_systems_take(name: str, tmp_path: pathlib.Path) -> None:
+    files.write_text(tmp_path / name, "1")
+    with files.new_folder(tmp_path / name[1:]):
+        pass
+    assert {each.name for each in tmp_path.iterdir()} == {name, name[1:]}
+
+
 def test_who_may_read_it(tmp_path: pathlib.Path) -> None:
     files.write_text(tmp_path / "a", "", files.PRIVATE)
     assert (tmp_path / "a").stat().st_mode & 0o777 == files.PRIVATE

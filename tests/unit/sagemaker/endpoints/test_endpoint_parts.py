@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import http.server
 import json
 import logging
 import os
 import pathlib
 import tarfile
+import threading
 from typing import Any
 
 import pytest
@@ -296,7 +298,7 @@ def test_a_state_is_written_once_there_is_room(
     assert capsys.readouterr().err.count("state of the endpoint cannot be written now") == 1
 
 
-def test_a_restart_that_the_system_refuses_counts_as_an_end(
+def test_a_restart_that_the_system_refuses_is_tried_again(
     endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, starts = EndpointSupervisor(endpoint), []
@@ -304,15 +306,48 @@ def test_a_restart_that_the_system_refuses_counts_as_an_end(
 
     def begin(*_: Any, **__: Any) -> Any:
         starts.append(endpoint.read_state().restarts)
-        if len(starts) > 3:
-            owner._on_signal()  # else it would try on, until there are too many ends
+        if len(starts) > 7:  # more than the ends that are too many
+            owner._on_signal()
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(endpoint_supervisor, "_FIRST_DELAY", 0.0)
+    monkeypatch.setattr(endpoint_supervisor, "_REFUSED_PAUSE", 0.0)
     monkeypatch.setattr(endpoint_supervisor.processes, "begin", begin)
     owner.run()
-    assert starts == [0, 1, 2, 3]
+    assert starts == [0] * 8
     assert endpoint.read_state().status == "Deleted"
+
+
+class _Pinged(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is told."""
+
+
+@pytest.mark.parametrize("status", [200, 502])
+def test_a_server_that_answers_is_not_late_for_its_disk(
+    status: int, endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started again, and has no room for its ready file."""
+    endpoint.write_request(dataclasses.replace(endpoint.read_request(), start_seconds=0.0))
+    owner = EndpointSupervisor(endpoint)
+    monkeypatch.setattr(_Pinged, "status", status)
+    ended: list[Any] = []
+    monkeypatch.setattr(owner, "_end_server", lambda server: ended.append(server) or 60.0)
+    with http.server.HTTPServer(("127.0.0.1", 0), _Pinged) as server:
+        owner._become(status="InService", port=server.server_port)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            owner._watch(_Watched(6), _Silent())  # type: ignore[arg-type]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (len(ended), owner._is_late) == ((0, False) if status == 200 else (1, True))
 
 
 def test_a_command_that_does_not_exist(endpoint: EndpointFolder) -> None:

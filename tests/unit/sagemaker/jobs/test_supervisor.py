@@ -237,6 +237,45 @@ def test_who_follows_a_job_waits_for_a_disk_that_does_not_answer(
     assert caplog.text.count("This process waits for that.") == 1
 
 
+def test_what_was_read_of_a_log_before_its_disk_fails_is_kept(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\n")
+    tail = log_files.LogTail(path)
+    assert tail.read() == "one\n"
+    path.write_text("one\ntwo\n")
+    path.rename(log_files._before(path))
+    path.write_text("three\n")
+    read = log_files.LogTail._read
+
+    def fails(self: log_files.LogTail, place: pathlib.Path) -> bytes:
+        return read(self, place) if place != path else _broken()
+
+    with monkeypatch.context() as patches, pytest.raises(OSError, match="Input/output error"):
+        patches.setattr(log_files.LogTail, "_read", fails)
+        tail.read()
+    assert tail.read() == "two\nthree\n"
+
+
+def test_hosts_whose_log_was_read_before_that_of_another_fails(job: JobFolder) -> None:
+    reader = follow.LogReader(job)
+    job.log("algo-1").write_text("one\n")
+    first = reader._tails[0]
+
+    class Failing:
+        reads = 0
+
+        def read(self) -> str:
+            self.reads += 1
+            return _broken() if self.reads == 1 else "two\n"
+
+    reader._tails = [first, Failing()]  # type: ignore[list-item]
+    with pytest.raises(OSError, match="Input/output error"):
+        reader.read()
+    assert reader.read() == "one\ntwo\n"
+
+
 def test_a_disk_that_does_not_answer_at_first_is_told(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,55 @@ def test_a_worker_that_is_replaced_answers_what_it_alone_can():
     run(script)
 
 
+def test_of_two_workers_that_are_replaced_the_last_one_answers():
+    async def script(dispatcher, requests, turn):
+        old = [Worker(("m", None), ("m", 1)) for _ in range(2)]
+        new = [Worker(("m", None), ("m", 2)) for _ in range(2)]
+        for worker in old:
+            dispatcher.is_free(worker)
+        for body in (b"a", b"b", b"c", b"d", b"e"):
+            dispatcher.submit(requests.make(body, ("m", 1)))
+        await turn()  # four, a batch, and one
+        dispatcher.submit(requests.make(b"late", ("m", 1)))
+        for each in zip(old, new, strict=True):
+            dispatcher.dismiss(each[0])
+            dispatcher.is_free(each[1])
+            await turn()
+        first, second = old
+        assert not first.is_ready and second.is_ready
+        second.answer()
+        await turn()
+        assert second.asked[-1] == [b"late"]
+        for worker in old:
+            worker.answer()
+        assert set(requests.answers.values()) == {200} and dispatcher.is_idle
+
+    run(script)
+
+
+def test_a_worker_that_is_replaced_answers_nothing_that_a_new_one_can():
+    async def script(dispatcher, requests, turn):
+        old, new = Worker(("m", None), ("m", 1)), Worker(("m", None), ("m", 2))
+        dispatcher.is_free(old)
+        dispatcher.submit(requests.make(b"running"))
+        await turn()
+        dispatcher.is_free(new)
+        dispatcher.submit(requests.make(b"running, too"))
+        await turn()
+        dispatcher.submit(requests.make(b"any", age=1.0))
+        dispatcher.submit(requests.make(b"one", ("m", 1)))
+        dispatcher.dismiss(old)
+        await turn()
+        old.answer()
+        await turn()
+        assert old.asked == [[b"running"], [b"one"]] and new.asked == [[b"running, too"]]
+        new.answer()
+        await turn()
+        assert new.asked[-1] == [b"any"]
+
+    run(script)
+
+
 def test_a_worker_that_is_replaced_leaves_when_nobody_waits_any_more():
     async def script(dispatcher, requests, turn):
         old = Worker()

@@ -227,6 +227,21 @@ def test_reloads_leave_nothing_behind(monkeypatch):
     run(script, monkeypatch)
 
 
+def test_new_versions_over_years_leave_a_list_of_the_last_ones(monkeypatch):
+    async def script(fleet, made, free, lost):
+        for number in range(5):
+            fleet.want([version(number)])
+            while coming := [w for w in made if not (w.loaded or w.is_leaving)]:
+                for worker in coming:
+                    worker.load((2, "no memory"))
+                await soon()
+        assert fleet._loaded.keys() == {version(3), version(4)} and not fleet._tries
+        assert fleet.states("m") == [(4, "AVAILABLE", ""), (3, "END", ""), (2, "END", "")]
+
+    monkeypatch.setattr(fleets, "_MOST_KNOWN", 3)
+    run(script, monkeypatch)
+
+
 def test_files_that_come_back_are_the_ones_that_count(monkeypatch):
     async def script(fleet, made, free, lost):
         fleet.want([version(1)])
