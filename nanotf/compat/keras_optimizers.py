@@ -8,7 +8,8 @@ Covers their variables and slots, and how they are built.
 | `Optimizer._var_key`, legacy `_create_all_weights`, `_slots` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names` | both / 3 / 2 | see `updates_elements_apart` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
-| `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` and `count_step` |
+| `Optimizer._learning_rate`, `_iterations` | 2 and 3 | see `unbuilt_twin` and `step_without_gradients` |
+| `Optimizer._backend_apply_gradients` | 3; 3.10-3.15 | see `step_without_gradients` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.sparse_gradients.SummedRows` |
 | `optimizers.nadam.Nadam` | 2; 2.14, 2.15, tf_keras 2.15-2.21 | see `depends_on_number` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
@@ -139,10 +140,17 @@ def scaled(optimizer: Any, loss: Any) -> Any:
     return optimizer.scale_loss(loss) if is_keras_3() else loss
 
 
-def count_step(optimizer: Any) -> None:
-    """Counts a step in which an optimizer has nothing to update."""
+def step_without_gradients(optimizer: Any) -> None:
+    """Counts a step in which an optimizer has no gradients.
+
+    With Keras 3 it also does what one with gradients for other variables does: moving averages of
+    all that it trains, and what Nadam keeps for all.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if is_keras_3() and is_built(optimizer):
+        optimizer._backend_apply_gradients([], [])
     # Not `iterations`, which Keras 3 computes from it if gradients of several steps are added up.
-    getattr(optimizer, "inner_optimizer", optimizer)._iterations.assign_add(1)
+    optimizer._iterations.assign_add(1)
 
 
 def depends_on_number(optimizer: Any) -> bool:

@@ -252,9 +252,23 @@ def test_variables_that_are_excluded_from_weight_decay() -> None:
 
 @needs_two_cores
 @pytest.mark.both_generations
-@pytest.mark.parametrize(("used", "stops"), [(0, False), (1, True)])
-def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
-    """With gradients of zeros, they would decay. Once, partition 1 has no gradients at all."""
+@pytest.mark.parametrize(
+    ("used", "stops", "given"),
+    [
+        (0, False, {"weight_decay": 0.5}),
+        (1, True, {"weight_decay": 0.5}),
+        (0, False, {"use_ema": True, "ema_momentum": 0.9}),
+        pytest.param(0, False, None, marks=pytest.mark.skipif(not is_keras_3(), reason="refused")),
+    ],
+    ids=["decay", "decay-stopped", "ema", "nadam"],
+)
+def test_variables_that_no_loss_depends_on(
+    used: int, stops: bool, given: dict[str, Any] | None
+) -> None:
+    """With gradients of zeros, they would decay. But once, a partition has none at all.
+
+    Moving averages are those of all variables, and Nadam's product is one for all.
+    """
     x, y = _digits()
     loss, found = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
     layers = tf.keras.layers
@@ -269,9 +283,11 @@ def test_variables_that_no_loss_depends_on(used: int, stops: bool) -> None:
         model = tf.keras.Model(inputs, [early, late])
         if partitions:
             model = smp.DistributedModel.from_keras(model, partitions, microbatches=2)
-        optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizers = tf.keras.optimizers
+        optimizer = optimizers.Nadam(0.01) if given is None else optimizers.AdamW(0.01, **given)
         model.compile(optimizer, [loss if used == n else None for n in (0, 1)])
-        model.fit(x, [y, y], batch_size=50, shuffle=False, verbose=0)
+        for _ in range(2):
+            model.fit(x, [y, y], batch_size=50, shuffle=False, verbose=0)
         found.append(model.get_weights())
     tf.nest.map_structure(
         lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
@@ -543,11 +559,21 @@ def test_a_loss_that_is_no_mean_is_refused(case: str) -> None:
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_a_mean_that_rounds_is_taken(scale: float) -> None:
-    """Signs differ from row to row, so that the loss is a millionth of its terms."""
+@pytest.mark.parametrize(
+    ("scale", "shuffle"), [(1e-12, True), (1.0, True), (1e12, True), (1e-12, False), (1.0, False)]
+)
+def test_a_mean_that_rounds_is_taken(scale: float, shuffle: bool) -> None:
+    """Signs differ from row to row, so that in order the loss is a millionth of its terms."""
     model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=4)
     model.compile(tf.keras.optimizers.SGD(0.0), lambda y, y_pred: scale * (y + 1e-6 * y_pred))
     random = np.random.default_rng(1)
     x, y = random.normal(size=(4096, 3)), np.resize([1.0, -1.0], (4096, 1))
-    model.fit(x, y, batch_size=512, verbose=0)
+    model.fit(x, y, batch_size=512, shuffle=shuffle, verbose=0)
+
+
+def test_a_loss_that_diverges_is_none_of_another_kind() -> None:
+    """Callbacks such as `TerminateOnNaN` end it, as in one process."""
+    model = smp.DistributedModel.from_keras(_dense(), partitions=1, microbatches=4)
+    model.compile("sgd", lambda y, y_pred: y * y_pred / tf.zeros([]))
+    losses = model.fit(np.ones((6, 3)), np.ones((6, 1)), batch_size=4, verbose=0).history["loss"]
+    assert not np.isfinite(losses).any()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import http.client
 import os
 import signal
@@ -40,6 +41,7 @@ _SHORT_PAUSE = 0.05  # at one that does not yet, or that is to end
 _MAX_ENDS = 5  # of servers that had answered, within the next time
 _WINDOW = 600.0  # seconds
 _FIRST_DELAY = 0.5  # seconds before the second restart in that time; doubled for each later one
+_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, *files.FULL)
 _REFUSED_PAUSE = 10.0  # seconds after the system has refused a process
 _LOG_BYTES = 64 << 20  # of a server's log; the part before is in another file of that size
 _TAIL = 2000  # characters of the log in the reason of a failure
@@ -88,7 +90,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
                 end = self._run_server(port, output)
             except OSError as error:  # no memory, no descriptors
                 end = f"could not be started: {error}"
-                if self._state.port is not None:  # of no server's making
+                if self._state.port is not None and error.errno in _SCARCE:
                     say(f"a server {end}. The supervisor tries again.", sys.stderr)
                     self._sleep(output, _REFUSED_PAUSE)
                     continue
@@ -146,8 +148,9 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
                     server.kill_group()
             elif self._is_stopping or self._is_late:
                 killing_at = moment + self._end_server(server)
-            elif not is_ready:
-                is_ready = self._note_ready() or (moment > deadline and self._answers())
+            elif self._state.server is None:  # also once it answers, until its disk has room
+                is_ready = self._note_ready() or is_ready
+                is_ready = is_ready or (moment > deadline and self._answers())
                 self._is_late = not is_ready and moment > deadline
 
     def _end_server(self, server: OwnedProcess) -> float:

@@ -43,6 +43,7 @@ from nanotf.sagemaker.smp.step_model import SAVE_PATH, StepModel, file_call, row
 from nanotf.sagemaker.smp.step_output import StepOutput
 from nanotf.sagemaker.smp.steps import PartitionedStep
 
+_ROUNDINGS = 16  # of numbers whose sum may be much smaller than each
 _ROWS = 32  # of the batch with which a model is cut; Keras's default
 # Keras's loop runs in this context.
 _in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_loop", default=False)
@@ -115,6 +116,7 @@ class KerasModel(StepModel):
             _check_mean(
                 loss,
                 self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight),
+                _largest(y, y_pred),
             )
         averaged = [None if part is None else part.accumulate() for part in gradients]
         if runtime.mp_size() > 1:
@@ -342,25 +344,38 @@ def _check_state(optimizer: Any, trains: bool) -> None:
     exchange.check(compare, [tf.cast(v.read_value(), tf.float64) for v in numbers])
 
 
-def _check_mean(loss: StepOutput, of_batch: Any) -> None:
+def _largest(*values: Any) -> Any:
+    """Returns the largest number among floating tensors, without its sign; 0 if there are none."""
+    found = [tf.zeros([], tf.float64)]
+    for value in tf.nest.flatten(values):
+        if isinstance(value, tf.Tensor) and value.dtype.is_floating:
+            of_value = tf.reduce_max(tf.abs(value), keepdims=False)
+            found.append(tf.cast(of_value, tf.float64))
+    return tf.reduce_max(tf.stack(found))
+
+
+def _check_mean(loss: StepOutput, of_batch: Any, of_rows: Any) -> None:
     """Makes an operation that fails for a loss that is no mean over rows.
 
     Only some batches may show it, such as those with targets that the loss ignores.
 
     Args:
         loss: of microbatches, each scaled by its share of the batch.
+        of_rows: a magnitude of what the loss adds up.
     """
     # Some losses, such as CTC, are computed with 32 bits whatever the dtype is.
     exact = max(exchange.precision(of_batch.dtype), exchange.precision(tf.float32))
     largest = 0.0  # of all steps so far
 
-    def compare(mean: Any, whole: Any, *parts: Any) -> Any:
+    def compare(mean: Any, whole: Any, rows: Any, *parts: Any) -> Any:
         nonlocal largest
+        if not np.all(np.isfinite([mean, whole, rows])):  # it diverges; callbacks may end it
+            return np.int64(0)
         # A mean of means rounds otherwise, and more so where positive and negative numbers cancel.
         scale = np.max(np.abs([mean, whole, *parts]))
         largest = max(largest, scale) if np.isfinite(scale) else largest
-        tolerance = exact**0.5 * scale + exact * largest
-        if not np.isclose(mean, whole, rtol=0.0, atol=tolerance, equal_nan=True):
+        tolerance = exact**0.5 * scale + exact * (largest + _ROUNDINGS * rows)
+        if abs(mean - whole) > tolerance:
             raise ModelError(
                 "A loss must be a mean over rows, so that microbatches give the batch's "
                 f"gradients. Received: a loss of {whole} for a batch, and a mean over its "
@@ -368,5 +383,6 @@ def _check_mean(loss: StepOutput, of_batch: Any) -> None:
             )
         return np.int64(0)
 
-    losses = [tf.cast(v, tf.float64) for v in (loss.accumulate(), of_batch, *loss.outputs)]
+    numbers = (loss.accumulate(), of_batch, of_rows, *loss.outputs)
+    losses = [tf.cast(v, tf.float64) for v in numbers]
     python_operation(compare, losses, [tf.TensorSpec([], tf.int64)], "check_mean")

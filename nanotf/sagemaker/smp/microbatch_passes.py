@@ -48,6 +48,7 @@ class MicrobatchPass:
         self._values: list[Any] = []  # of `Stage.function`: departures, then results
         self._tape: Any = None  # of the stage alone, from `forward` to the gradients
         self.has_gradients = False  # the body has asked for them, which it may do once
+        self.gives_gradients = False  # for any of this partition's variables
         self._wanted: set[int] = set()  # places of the results that what it asks for depends on
         # What all ranks compute around the model's call, for a comparison.
         self.seen: dict[str, list[Any]] = {}
@@ -186,7 +187,9 @@ class MicrobatchPass:
         # Zeros are none: an optimizer leaves a variable without a gradient alone.
         dependent = [self._cut.dependent.get(id(v.handle), set()) for v in self._variables]
         pairs = zip(self._computed(of_results), dependent, strict=True)
-        return [gradient if places & self._wanted else None for gradient, places in pairs]
+        found = [gradient if places & self._wanted else None for gradient, places in pairs]
+        self.gives_gradients = any(gradient is not None for gradient in found)
+        return found
 
     def _floating_results(self, partition: int) -> list[int]:
         """Returns the indices of the results of numbers that a partition computes."""

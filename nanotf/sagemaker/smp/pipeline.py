@@ -100,14 +100,20 @@ def _continue(body: bodies.Body, made: MicrobatchPass, tag: str) -> None:
             f"{again.model.name!r}. Call all parts in one smp.DistributedModel."
         )
     # Asked while tracing: a step whose partitions differ here would be a deadlock.
-    asked = exchange.known_everywhere(f"{tag}.asked", int(made.has_gradients))
-    counts = {partition: asked[partition] for partition in made.flow.asking}
+    told = made.has_gradients + made.gives_gradients
+    asked = exchange.known_everywhere(f"{tag}.asked", told)
+    counts = {partition: min(asked[partition], 1) for partition in made.flow.asking}
     if len(set(counts.values())) > 1:
         without = min(counts, key=lambda partition: counts[partition])
         raise ModelError(
             "All partitions must compute gradients in a step, or none. Received: partition "
             f"{without} computes {counts[without]}, partition {max(counts, key=counts.__getitem__)}"
             f" {max(counts.values())}. Call tape.gradient or smp.gradients on all of them."
+        )
+    if max(asked) == 1:  # an optimizer knows its own partition alone, which may have none
+        raise ModelError(
+            "A loss must depend on a variable of the model. Received: a loss that gives no "
+            "gradients for any variable. Leave tf.stop_gradient out."
         )
     if any(counts.values()) and runtime.mp_rank() in made.flow.passive:
         made.backward_for_others()

@@ -257,7 +257,7 @@ def _applying_none(stock: Any, _: Any) -> Any:
             stock(self, pairs, *args, **kwargs)
         # The optimizers of other partitions count this step.
         if not pairs and _is_part():
-            keras_optimizers.count_step(self)
+            keras_optimizers.step_without_gradients(self)
         return self.iterations
 
     return apply_gradients

@@ -117,11 +117,14 @@ class Fleet:
         for version in (*self._known, *self._wanted):
             if version.model in models:
                 latest[version.model][version.number] = version
-        self._known = [
-            each[number] for each in latest.values() for number in sorted(each)[-_MOST_KNOWN:]
-        ]
         self._last = {model: self._last[model] for model in self._last.keys() & models}
         kept = self._wanted.union(*self._last.values())
+        self._known = [
+            version
+            for each in latest.values()
+            for place, version in enumerate(sorted(each.values(), key=_order, reverse=True))
+            if place < _MOST_KNOWN or version in kept
+        ]
         self._loaded = {v: self._loaded[v] for v in self._loaded.keys() & kept}
         for counted in (self._tries, self._deaths):
             for version in counted.keys() - kept:

@@ -328,6 +328,18 @@ class _Pinged(http.server.BaseHTTPRequestHandler):
         """Nothing is told."""
 
 
+def test_a_restart_that_can_never_be_counts_as_an_end(
+    endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = dataclasses.replace(endpoint.read_request(), command=("/no/such/program",))
+    endpoint.write_request(request)
+    owner = EndpointSupervisor(endpoint)
+    owner._become(status="InService", port=1234)
+    monkeypatch.setattr(endpoint_supervisor, "_FIRST_DELAY", 0.0)
+    owner.run()
+    assert "6 ends; the last one could not be started" in str(endpoint.read_state().failure_reason)
+
+
 @pytest.mark.parametrize("status", [200, 502])
 def test_a_server_that_answers_is_not_late_for_its_disk(
     status: int, endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch

@@ -237,6 +237,8 @@ def test_new_versions_over_years_leave_a_list_of_the_last_ones(monkeypatch):
                 await soon()
         assert fleet._loaded.keys() == {version(3), version(4)} and not fleet._tries
         assert fleet.states("m") == [(4, "AVAILABLE", ""), (3, "END", ""), (2, "END", "")]
+        fleet.want([version(0)])  # back to an early one, which counts whatever else is known
+        assert (0, "LOADING", "") in fleet.states("m")
 
     monkeypatch.setattr(fleets, "_MOST_KNOWN", 3)
     run(script, monkeypatch)
