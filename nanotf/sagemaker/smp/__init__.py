@@ -6,8 +6,8 @@
                              microbatch, one after the other, and returns `StepOutput`s
                              (`step_output`)
     smp.DistributedModel     `distributed`, on `step_model` and `from_keras`: Keras's loops
-                             (`shares`: their batches; `in_workers`: for a script that is no rank;
-                             `keras_checks`)
+                             (`shares`: their batches; `workers_model`, `in_workers`: for a script
+                             that is no rank; `keras_checks`)
     smp.CheckpointManager    `model_checkpoints`
     smp.send, smp.barrier    `communication`, through `mailboxes`
     StepOutput.accumulate    `replicas`: averages over the copies of the model

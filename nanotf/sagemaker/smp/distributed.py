@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.sagemaker.smp import config as configs
-from nanotf.sagemaker.smp import from_keras, in_workers, keras_checks, runtime
+from nanotf.sagemaker.smp import from_keras, keras_checks, runtime, workers_model
 from nanotf.sagemaker.smp.step_model import StepModel
 
 
@@ -38,7 +38,7 @@ class DistributedModel(StepModel):
         Returns:
             A `from_keras.KerasModel` with `compile`, `fit`, `evaluate`, `predict`, `save` and
             `save_weights`. All ranks call them with the same arguments. In a script that runs as
-            one process, and for several partitions, an `in_workers.WorkersModel`, whose methods
+            one process, and for several partitions, a `workers_model.WorkersModel`, whose methods
             take `num_processes`, too.
 
         Raises:
@@ -56,7 +56,7 @@ class DistributedModel(StepModel):
             config["partitions"] = partitions
         if config and not runtime.is_rank() and configs.check(config).partitions > 1:
             keras_checks.check(model, config["partitions"])
-            return in_workers.WorkersModel(model, config)
+            return workers_model.WorkersModel(model, config)
         if config:  # else the script has called `smp.init`
             runtime.init(config)
         keras_checks.check(model, runtime.mp_size())
