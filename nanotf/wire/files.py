@@ -23,6 +23,7 @@ from nanotf.errors import NanoError
 
 PRIVATE = 0o600
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of an `OSError` that a full disk raises
+GONE = (FileNotFoundError, NotADirectoryError)  # of a path that somebody has deleted
 _LONGEST_NAME = 200  # bytes, so that a part's name has no more than the 255 of file systems
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 

@@ -76,6 +76,13 @@ def _dense(**options: object) -> tf.keras.Model:
     return tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1, **options)])
 
 
+def _check_equal(mine: Any, plain: Any) -> None:
+    """Checks the weights of a model in partitions against those of plain Keras."""
+    tf.nest.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8), mine, plain
+    )
+
+
 def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     x, y = load_digits(return_X_y=True)
     return x[:150] / 16, y[:150]
@@ -201,9 +208,7 @@ def test_an_optimizer_that_compile_gets_again_keeps_its_slots() -> None:
             model.compile(optimizer, loss, metrics=metrics)
             model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    tf.nest.map_structure(
-        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
-    )
+    _check_equal(*found)
 
 
 @needs_two_cores
@@ -226,9 +231,7 @@ def test_variables_that_are_frozen_between_two_fits(is_new: bool) -> None:
             return
         model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    tf.nest.map_structure(
-        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
-    )
+    _check_equal(*found)
 
 
 @needs_two_cores
@@ -245,9 +248,7 @@ def test_variables_that_are_excluded_from_weight_decay() -> None:
         model.compile(optimizer, loss)
         model.fit(x, y, batch_size=50, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    tf.nest.map_structure(
-        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
-    )
+    _check_equal(*found)
 
 
 @needs_two_cores
@@ -289,9 +290,7 @@ def test_variables_that_no_loss_depends_on(
         for _ in range(2):
             model.fit(x, [y, y], batch_size=50, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    tf.nest.map_structure(
-        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
-    )
+    _check_equal(*found)
 
 
 @needs_two_cores
@@ -411,9 +410,7 @@ def test_a_partition_of_frozen_layers_counts_the_steps_of_the_others(
         calls = [model.fit(x, y, batch_size=50, shuffle=False, verbose=0) for _ in range(2)]
         counted = int(model.optimizer.iterations)
         found.append(([call.history for call in calls], model.get_weights(), counted))
-    tf.nest.map_structure(
-        lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-6, atol=1e-8), *found
-    )
+    _check_equal(*found)
 
 
 def _crowded(_: Any, size: int, *options: Any) -> topology.Plan:

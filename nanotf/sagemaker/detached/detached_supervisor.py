@@ -152,7 +152,7 @@ class DetachedSupervisor(abc.ABC, Generic[AnyState]):
     def _is_deleted(self) -> bool:
         try:
             self._folder.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+        except files.GONE:
             return True
         except OSError:  # its disk is gone, and may come back
             return False

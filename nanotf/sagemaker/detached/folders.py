@@ -23,7 +23,6 @@ from nanotf.sagemaker.detached.owner import Owner
 from nanotf.wire import files
 
 MAX_NAME = 63
-_GONE = (FileNotFoundError, NotADirectoryError)  # somebody has deleted the folder
 # SageMaker's rule of the names of jobs and endpoints.
 _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
@@ -216,7 +215,7 @@ def may_pass(error: Exception) -> bool:
         error: of `read_state` or `read_request`, or an `OSError`.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and not isinstance(cause, _GONE)
+    return isinstance(cause, OSError) and not isinstance(cause, files.GONE)
 
 
 def now() -> str:

@@ -92,6 +92,7 @@ class EndpointSupervisor(DetachedSupervisor[EndpointState]):
                 end = f"could not be started: {error}"
                 if self._state.port is not None and error.errno in _SCARCE:
                     say(f"a server {end}. The supervisor tries again.", sys.stderr)
+                    self._become(server=None)  # it may have run
                     self._sleep(output, _REFUSED_PAUSE)
                     continue
             if self._is_stopping:

@@ -26,9 +26,7 @@ from nanotf.serving.repository import model_files
 from nanotf.serving.repository.model_layouts import check_distinct, code_of
 from nanotf.serving.repository.model_sources import ModelVersion, Source, Wanted, version_number
 from nanotf.serving.repository.stamps import stamp_of
-
-# A file or folder that was there a moment ago.
-_GONE = (FileNotFoundError, NotADirectoryError)
+from nanotf.wire import files
 
 
 class Catalog(Protocol):
@@ -233,7 +231,7 @@ class _Watch:
                 known, problem = self._checked(number, path, stamp)
             else:
                 return known
-        except _GONE:  # between two reads; or a link leads nowhere
+        except files.GONE:  # between two reads; or a link leads nowhere
             known = known if os.path.exists(path) else None  # noqa: PTH110
         except OSError as error:
             if before is not None:

@@ -302,10 +302,12 @@ def test_a_restart_that_the_system_refuses_is_tried_again(
     endpoint: EndpointFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, starts = EndpointSupervisor(endpoint), []
-    owner._become(status="InService", port=1234)
+    owner._become(status="InService", port=1234, server=os.getpid())
 
     def begin(*_: Any, **__: Any) -> Any:
-        starts.append(endpoint.read_state().restarts)
+        state = endpoint.read_state()
+        starts.append(state.restarts)
+        assert state.server is None or len(starts) == 1  # the next one's start is noted
         if len(starts) > 7:  # more than the ends that are too many
             owner._on_signal()
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
